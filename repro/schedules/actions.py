@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ..errors import UserError
 
-class ScheduleError(ValueError):
+
+class ScheduleError(UserError):
     """A schedule that cannot be built or cannot run; the message repeats the numbers and says which would do."""
 
 

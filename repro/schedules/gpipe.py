@@ -5,7 +5,9 @@ from __future__ import annotations
 from .actions import Action, Kind, Remat, Schedule
 
 
-def gpipe(num_stages: int, num_micro_batches: int, num_virtual_stages: int = 1, remat: Remat = Remat.ALWAYS) -> Schedule:
+def gpipe(
+    num_stages: int, num_micro_batches: int, num_virtual_stages: int = 1, remat: Remat = Remat.ALWAYS
+) -> Schedule:
     """All F in order of micro-batches, then all B in reverse order, each R directly before its B.
 
     R precedes the arrival of the gradient: a rank that waits for the first gradient has already run the R of the last
@@ -17,7 +19,9 @@ def gpipe(num_stages: int, num_micro_batches: int, num_virtual_stages: int = 1, 
 
     def rank_actions(rank: int) -> tuple[Action, ...]:
         stages = range(rank, total, num_stages)
-        forwards = [Action(Kind.FORWARD, stage, micro_batch) for stage in stages for micro_batch in range(num_micro_batches)]
+        forwards = [
+            Action(Kind.FORWARD, stage, micro_batch) for stage in stages for micro_batch in range(num_micro_batches)
+        ]
         backwards: list[Action] = []
         for stage in reversed(stages):
             for micro_batch in reversed(range(num_micro_batches)):

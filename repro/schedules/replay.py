@@ -1,0 +1,96 @@
+"""Runs a schedule on a clock: what the validator, the simulator and the merged order have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from .actions import Action, Kind, Schedule
+
+Time: TypeAlias = float | Fraction
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Start and end of every action that could run.
+
+    Attributes:
+        starts: for every rank, the start of its actions, in program order.
+        ends: the same for their ends.
+        blocked: for every rank that could not finish, its next action and the action that it waits for; empty when
+            the whole schedule ran.
+    """
+
+    starts: tuple[tuple[Time, ...], ...]
+    ends: tuple[tuple[Time, ...], ...]
+    blocked: Mapping[int, tuple[Action, Action]]
+
+
+def replay(schedule: Schedule, durations: Mapping[Kind, Sequence[Time]], transfer: Sequence[Time]) -> Replay:
+    """Runs every rank's actions in order, each as soon as the rank is free and what it needs has arrived.
+
+    F waits for the F of the stage before, B and I wait for the B or I of the stage after; everything else that an
+    action needs was made by the same rank and comes before it in program order (the validator sees to that). Sends
+    cost the sender nothing. A receiver posts its receives in the order of the sends, so one channel delivers in order
+    without ever holding back a message that is needed.
+
+    Args:
+        schedule: actions of any subset of micro-batches and directions (forward-only too).
+        durations: for every kind, seconds (or any unit) of every stage.
+        transfer: delay between stages s and s + 1 where they sit on different ranks, in either direction.
+    """
+    count = schedule.num_micro_batches
+    last = schedule.total_stages - 1
+    ranks = len(schedule.actions)
+    # Per direction and (stage, micro-batch): when and where the result was made, and which rank is waiting for it.
+    made_forward: dict[int, tuple[Time, int]] = {}
+    made_gradient: dict[int, tuple[Time, int]] = {}
+    waits_forward: dict[int, int] = {}
+    waits_gradient: dict[int, int] = {}
+    starts: list[list[Time]] = [[] for _ in range(ranks)]
+    ends: list[list[Time]] = [[] for _ in range(ranks)]
+    forward, input_gradient, whole_backward = Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.BACKWARD
+
+    runnable = list(reversed(range(ranks)))
+    while runnable:
+        rank = runnable.pop()
+        clock = ends[rank][-1] if ends[rank] else 0
+        for kind, stage, micro_batch in schedule.actions[rank][len(ends[rank]) :]:
+            key = stage * count + micro_batch
+            start = clock
+            makes_gradient = kind is whole_backward or kind is input_gradient
+            if kind is forward and stage > 0:
+                source, edge, made, waits = key - count, stage - 1, made_forward, waits_forward
+            elif makes_gradient and stage < last:
+                source, edge, made, waits = key + count, stage, made_gradient, waits_gradient
+            else:
+                source = -1
+            if source >= 0:
+                result = made.get(source)
+                if result is None:
+                    waits[source] = rank
+                    break
+                arrival, origin = result
+                if origin != rank and transfer[edge]:
+                    arrival = arrival + transfer[edge]
+                start = max(start, arrival)
+            clock = start + durations[kind][stage]
+            starts[rank].append(start)
+            ends[rank].append(clock)
+            if kind is forward:
+                made_forward[key] = (clock, rank)
+                if key in waits_forward:
+                    runnable.append(waits_forward.pop(key))
+            elif makes_gradient:
+                made_gradient[key] = (clock, rank)
+                if key in waits_gradient:
+                    runnable.append(waits_gradient.pop(key))
+
+    blocked = {}
+    for waits, kind in ((waits_forward, forward), (waits_gradient, whole_backward)):
+        for source, rank in waits.items():
+            missing = Action(kind, *divmod(source, count))
+            blocked[rank] = (schedule.actions[rank][len(ends[rank])], missing)
+    return Replay(tuple(map(tuple, starts)), tuple(map(tuple, ends)), dict(sorted(blocked.items())))
