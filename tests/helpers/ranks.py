@@ -8,6 +8,7 @@ lives on rank 0. Nothing here can hang: each call has a limit, after which every
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -116,8 +117,7 @@ def _become_rank(rank: int, world_size: int, connection: Connection, stderr_path
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(standard, "w", buffering=1, closefd=False) for standard in (1, 2))
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
     threading.Thread(target=_end_with_parent, daemon=True, name="ranks-end-with-parent").start()
@@ -202,10 +202,8 @@ class _Ranks:
         for process in self.processes:
             if process.pid:
                 for end in (os.killpg, os.kill):
-                    try:
+                    with contextlib.suppress(ProcessLookupError):
                         end(process.pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
         for process in self.processes:
             process.join(10)
         for connection in self.connections:
@@ -280,9 +278,8 @@ class Pool:
                 f"--- rank {rank}{'' if rank in stuck else ' (done)'} ---\n{ranks.stderr(rank)}"
                 for rank in range(self.world_size)
             ]
-            message = f"{name} was not over after {timeout:g} s on ranks {stuck} of {self.world_size}:\n" + "\n".join(
-                texts
-            )
+            headline = f"{name} was not over after {timeout:g} s on ranks {stuck} of {self.world_size}:"
+            message = "\n".join([headline, *texts])
             raise RankTimeout(message, rank=stuck[0], type_name="timeout", rank_traceback=texts[stuck[0]])
         return results
 

@@ -86,7 +86,7 @@ def test_the_first_failure_is_shown_with_rank_and_traceback_and_the_pool_works_a
     pool = pools(2)
     pool.run(all_reduce, 0.0)
     before = pool.process_ids()
-    with pytest.raises(RankError, match="rank 1 of 2 failed in .*fail_on_one") as caught:
+    with pytest.raises(RankError, match=r"rank 1 of 2 failed in .*fail_on_one") as caught:
         pool.run(fail_on_one, 1)
     assert caught.value.rank == 1
     assert caught.value.type_name == "KeyError"
@@ -112,7 +112,7 @@ def test_a_hang_ends_and_shows_what_every_rank_was_doing(pools: Pools) -> None:
 
 
 def test_a_killed_rank_is_named(pools: Pools) -> None:
-    with pytest.raises(RankError, match="rank 1 of 2(.|\n)*exit code -9(.|\n)*last words"):
+    with pytest.raises(RankError, match=r"rank 1 of 2(.|\n)*exit code -9(.|\n)*last words"):
         pools(2).run(be_killed)
 
 
