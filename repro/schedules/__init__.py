@@ -18,9 +18,9 @@ from .theory import (
 from .validate import validate
 
 __all__ = [
+    "GENERATORS",
     "Action",
     "Direction",
-    "GENERATORS",
     "Generator",
     "Kind",
     "Message",

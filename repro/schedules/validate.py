@@ -100,7 +100,7 @@ def _fault(history: str, allowed: tuple[str, ...]) -> str:
 
 
 def _check_deadlock(schedule: Schedule) -> None:
-    unit = {kind: (1,) * schedule.total_stages for kind in Kind}
+    unit = dict.fromkeys(Kind, (1,) * schedule.total_stages)
     blocked = replay(schedule, unit, (0,) * schedule.total_stages).blocked
     if blocked:
         waits = "; ".join(f"rank {rank} at {action} waits for {missing}" for rank, (action, missing) in blocked.items())
