@@ -1,0 +1,118 @@
+"""The ranks of a run: a (data, pipeline) device mesh, its process groups, and its watchdog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from repro.errors import UserError
+
+from .failure import Watchdog
+from .wire import talking_to
+
+
+class PipelineMesh:
+    """Owns the process groups of D replicas of a pipeline of K ranks.
+
+    Global rank = replica x K + pipeline rank. Pipeline rank 0 of each replica reads the data. One group per direction
+    of travel, since NCCL matches messages by program order alone; small control messages go over gloo.
+
+    Args:
+        num_stages: K.
+        data_parallel_size: D.
+        device_type: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL).
+
+    Raises:
+        UserError: the world has not K x D ranks.
+    """
+
+    def __init__(self, num_stages: int, data_parallel_size: int = 1, device_type: str = "cpu") -> None:
+        world = dist.get_world_size()
+        if world != num_stages * data_parallel_size:
+            raise UserError(
+                f"num_stages={num_stages} x data_parallel_size={data_parallel_size} needs "
+                f"{num_stages * data_parallel_size} processes, but there are {world}"
+            )
+        self.num_stages = num_stages
+        self.data_parallel_size = data_parallel_size
+        self.global_rank = dist.get_rank()
+        self.replica, self.pipeline_rank = divmod(self.global_rank, num_stages)
+        self.device_mesh = init_device_mesh(device_type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline"))
+        replicas = [[r * num_stages + p for p in range(num_stages)] for r in range(data_parallel_size)]
+        columns = [[r * num_stages + p for r in range(data_parallel_size)] for p in range(num_stages)]
+        self.activations: dist.ProcessGroup = self.device_mesh.get_group("pipeline")
+        self.data: dist.ProcessGroup = self.device_mesh.get_group("data")
+        self.gradients = self._new_group(replicas)
+        self.control = self._new_group(replicas, backend="gloo")
+        self.data_control = self._new_group(columns, backend="gloo") if device_type == "cuda" else self.data
+        self._open = True
+        self.watchdog = Watchdog(dist.distributed_c10d._get_default_store(), self.global_rank, self.break_connections)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether this rank reads the data of its replica."""
+        return self.pipeline_rank == 0
+
+    def rank_of(self, pipeline_rank: int) -> int:
+        """Global rank of a pipeline rank of this replica."""
+        return self.replica * self.num_stages + pipeline_rank
+
+    def sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` summed over the replicas of this pipeline rank, in place."""
+        if self.data_parallel_size > 1:
+            with self._talking_to_replicas():
+                dist.all_reduce(tensor, group=self.data)
+        return tensor
+
+    def gather_over_replicas(self, into: list[Any], value: Any) -> None:
+        """Fills ``into`` with the small object ``value`` of each replica of this pipeline rank, in order."""
+        with self._talking_to_replicas():
+            dist.all_gather_object(into, value, group=self.data_control)
+
+    def break_connections(self) -> None:
+        """Ends every pending wait of this process with an error.
+
+        On gloo a wait that times out kills the connection that it waits on (``abort`` releases nobody there).
+        """
+        for group in self._all_groups():
+            if not self._open:
+                return
+            if dist.get_backend(group) == "nccl":
+                group._get_backend(torch.device("cuda")).abort()
+                continue
+            for peer in dist.get_process_group_ranks(group):
+                if peer != self.global_rank:
+                    try:
+                        work = dist.irecv(torch.empty(1), src=peer, group=group)
+                        assert work is not None
+                        work.wait(timedelta(milliseconds=1))
+                    except Exception:  # the connection is gone, which is what was wanted
+                        continue
+
+    def close(self) -> None:
+        """Ends the watchdog and the groups made here."""
+        if not self._open:
+            return
+        self._open = False
+        self.watchdog.close()
+        for group in self._all_groups():
+            try:
+                dist.destroy_process_group(group)
+            except Exception:  # a group that a failure has broken
+                continue
+
+    def _talking_to_replicas(self) -> AbstractContextManager[None]:
+        return talking_to((self.global_rank + self.num_stages) % dist.get_world_size())
+
+    def _all_groups(self) -> list[dist.ProcessGroup]:
+        return list(dict.fromkeys([self.activations, self.gradients, self.control, self.data, self.data_control]))
+
+    def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:
+        own, _ = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
+        return own

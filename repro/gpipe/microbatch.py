@@ -1,0 +1,110 @@
+"""Micro-batches: a mini-batch cut along dimension 0, and what may travel between layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from repro.errors import UserError
+
+Boundary = Tensor | tuple[Tensor | None, ...]
+"""What a layer takes and returns: a tensor or a flat tuple of tensors and None."""
+
+
+class BatchError(UserError, ValueError):
+    """A batch, or what a layer made of it, that cannot be cut into micro-batches or sent to the next stage."""
+
+
+def elements(boundary: Boundary) -> tuple[Tensor | None, ...]:
+    """The boundary as a tuple, also where it is a single tensor."""
+    return boundary if isinstance(boundary, tuple) else (boundary,)
+
+
+def like(boundary: Boundary, values: Sequence[Tensor | None]) -> Boundary:
+    """``values`` in the form of ``boundary``: a tuple, or the single tensor."""
+    if isinstance(boundary, tuple):
+        return tuple(values)
+    (value,) = values
+    assert value is not None
+    return value
+
+
+def check_boundary(value: object, where: str) -> Boundary:
+    """Returns ``value`` if it may cross a stage boundary.
+
+    Raises:
+        BatchError: it is neither a tensor nor a flat tuple of tensors and None.
+    """
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple):
+        for position, element in enumerate(value):
+            if element is not None and not isinstance(element, Tensor):
+                raise BatchError(
+                    f"{where}: element {position} is a {type(element).__name__}; a layer takes and returns a tensor or a "
+                    "flat tuple of tensors and None"
+                )
+        return value
+    raise BatchError(
+        f"{where} is a {type(value).__name__}; a layer takes and returns a tensor or a flat tuple of tensors and None"
+    )
+
+
+def count_rows(inputs: object, targets: object | None = None) -> int:
+    """Rows (dimension 0) of a mini-batch.
+
+    Raises:
+        BatchError: an element has no dimension 0, or the elements of inputs and targets disagree in it.
+    """
+    first: tuple[str, int] | None = None
+    for name, part in (("inputs", inputs), ("targets", targets)):
+        if part is None:
+            continue
+        values = elements(check_boundary(part, name))
+        for position, element in enumerate(values):
+            if element is None:
+                continue
+            label = f"{name}[{position}]" if isinstance(part, tuple | list) else name
+            if element.dim() == 0:
+                raise BatchError(f"{label} is a scalar; each element of a batch needs a row per sample in dimension 0")
+            if first is None:
+                first = (label, element.shape[0])
+            elif element.shape[0] != first[1]:
+                raise BatchError(
+                    f"{label} has {element.shape[0]} rows (shape {tuple(element.shape)}) but {first[0]} has {first[1]}; "
+                    "all elements of a batch must agree in dimension 0 (see split_batch)"
+                )
+    if first is None:
+        raise BatchError("the batch holds no tensor; split_batch(batch) must return (inputs, targets)")
+    return first[1]
+
+
+def micro_batch_rows(rows: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Rows of each micro-batch: as equal as can be, the longer ones first, never an empty one.
+
+    A batch with fewer rows than ``num_micro_batches`` is cut into as many micro-batches as it has rows.
+    """
+    if rows == 0:
+        return ()
+    parts = min(rows, num_micro_batches)
+    short, longer = divmod(rows, parts)
+    return tuple(short + 1 if part < longer else short for part in range(parts))
+
+
+def scatter(batch: Boundary, rows: Sequence[int]) -> list[Boundary]:
+    """Cuts ``batch`` into micro-batches of the given ``rows``; the slices are views."""
+    columns = [
+        [None] * len(rows) if element is None else list(element.split(list(rows))) for element in elements(batch)
+    ]
+    return [like(batch, [column[part] for column in columns]) for part in range(len(rows))]
+
+
+def gather(micro_batches: Sequence[Boundary]) -> Boundary:
+    """Puts the micro-batches of a mini-batch together again, in order."""
+    first = micro_batches[0]
+    columns = zip(*(elements(micro_batch) for micro_batch in micro_batches), strict=True)
+    return like(first, [None if column[0] is None else torch.cat([c for c in column if c is not None]) for column in columns])

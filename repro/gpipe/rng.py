@@ -1,0 +1,65 @@
+"""Keyed randomness: what a layer draws depends on what it works on, not on where, when or how often it runs.
+
+The key is (seed, batch counter, replica, micro-batch, layer). So the dropout mask of a recomputation is the mask of the
+forward, and K = 1 draws what K = 8 draws, whatever the schedule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+
+def mix(*parts: int) -> int:
+    """Hashes integers (64 bits each) to 32 bits; the CPU generator uses no more of a seed."""
+    packed = struct.pack(f"<{len(parts)}q", *(((part + 2**63) % 2**64) - 2**63 for part in parts))
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest(), "little")
+
+
+def initialisation_seed(seed: int, layer: int) -> int:
+    """The seed under which the factory of ``layer`` (global index) runs."""
+    return mix(seed, -1, layer)
+
+
+@dataclass(frozen=True)
+class StepKey:
+    """The key of one mini-batch.
+
+    Attributes:
+        seed: the run's seed.
+        batch: counts the mini-batches of the run (``global_step`` repeats within an accumulation window).
+        replica: index of the data-parallel replica.
+    """
+
+    seed: int
+    batch: int
+    replica: int = 0
+
+    def layer(self, micro_batch: int, layer: int) -> int:
+        """The 32-bit seed of ``layer`` (global index) on ``micro_batch``."""
+        return mix(self.seed, self.batch, self.replica, micro_batch, layer)
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """The default generator of ``device``, the one that dropout draws from."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        generators: tuple[torch.Generator, ...] = torch.cuda.default_generators
+        return generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
+
+
+@contextmanager
+def preserved(device: torch.device) -> Iterator[torch.Generator]:
+    """Yields the device's generator and puts its state back at the end."""
+    drawn_from = generator(device)
+    state = drawn_from.get_state()
+    try:
+        yield drawn_from
+    finally:
+        drawn_from.set_state(state)

@@ -1,0 +1,231 @@
+"""One stage: a contiguous run of layers, and its micro-batches between F and B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batchnorm import PooledBatchNorm
+from .microbatch import Boundary, check_boundary, elements, like
+from .rng import StepKey, preserved
+
+Loss = Callable[[Boundary, Boundary], tuple[Any, Any]]
+Metrics = Callable[[Boundary, Boundary], Mapping[str, tuple[Any, Any]]]
+
+
+_RECOMPUTING: ContextVar[bool] = ContextVar("gpipe_recomputing", default=False)
+
+
+def is_recomputing() -> bool:
+    """Whether the layer that asks is run by R, for a micro-batch that it has seen in F: hooks and counters may ask."""
+    return _RECOMPUTING.get()
+
+
+@dataclass
+class MicroBatchReport:
+    """What the last stage says of one micro-batch: sums and counts, still on the device."""
+
+    loss_sum: Tensor
+    count: Any
+    metrics: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Flight:
+    """A micro-batch between its F and its B on this stage."""
+
+    key: StepKey
+    inputs: Boundary
+    targets: Boundary | None
+    outputs: tuple[Tensor | None, ...] | None = None
+
+    def keep(self, outputs: Boundary, report: MicroBatchReport | None) -> None:
+        """Keeps the graph for B, and takes it out of the report."""
+        if report is None:
+            self.outputs = elements(outputs)
+        else:
+            self.outputs = (report.loss_sum,)
+            report.loss_sum = report.loss_sum.detach()
+
+
+class _Entry(torch.autograd.Function):
+    """Lets a layer modify its input in place where the input is a leaf that collects the stage's input gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class Stage:
+    """Runs F, R and B of one stage.
+
+    Args:
+        index: the stage's number, 0-based, over all K x V stages.
+        layers: the layers by global index, in order.
+        device: where the layers are.
+        loss: on the last stage in training, ``loss(outputs, targets) -> (sum, count)``; it runs as if it were one layer
+            more, with the index after the last.
+        metrics: on the last stage, ``metrics(outputs, targets) -> {name: (sum, count)}``, without gradient.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        layers: Mapping[int, nn.Module],
+        device: torch.device,
+        *,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.index = index
+        self.layers = dict(layers)
+        self.device = device
+        self.loss = loss
+        self.metrics = metrics
+        self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
+        self.batch_norm = PooledBatchNorm(module for layer in self.layers.values() for module in layer.modules())
+        self._flights: dict[int, _Flight] = {}
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The stage's parameters, each once."""
+        return iter(self._parameters)
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches between F and B."""
+        return len(self._flights)
+
+    @property
+    def live_activations(self) -> int:
+        """Micro-batches whose activations (the graph, not only the stage's input) are alive."""
+        return sum(flight.outputs is not None for flight in self._flights.values())
+
+    def needs_gradient(self, inputs: Boundary) -> bool:
+        """Whether B of this stage has anything to do for these inputs."""
+        return any(p.requires_grad for p in self._parameters) or any(e is not None and e.requires_grad for e in elements(inputs))
+
+    def infer(self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey) -> tuple[Boundary, MicroBatchReport | None]:
+        """F without anything kept for B. The report is None where there is no loss or no target."""
+        with self._drawing(key, micro_batch) as draw:
+            outputs = self._run_layers(inputs, draw)
+            report = None if self.loss is None or targets is None else self._judge(outputs, targets, draw)
+        return outputs, report
+
+    def forward(
+        self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey, *, drop: bool
+    ) -> tuple[Boundary, MicroBatchReport | None]:
+        """F in training.
+
+        Args:
+            inputs: detached from the previous stage; elements with ``requires_grad`` collect the input gradient.
+            drop: drop the activations; ``recompute`` makes them again.
+        """
+        flight = self._flights[micro_batch] = _Flight(key, inputs, targets)
+        if not self.needs_gradient(inputs):
+            with torch.no_grad(), self.batch_norm.watching(record=True):
+                return self._run(flight, micro_batch, inputs)
+        if drop:
+            # The input must survive a first layer that works in place: R starts from it again.
+            copies = like(inputs, [None if e is None else e.detach().clone() for e in elements(inputs)])
+            with torch.no_grad(), self.batch_norm.watching(record=True):
+                return self._run(flight, micro_batch, copies)
+        with self.batch_norm.watching(record=True):
+            outputs, report = self._run(flight, micro_batch, _enter(inputs))
+        flight.keep(outputs, report)
+        return outputs, report
+
+    def recompute(self, micro_batch: int) -> None:
+        """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""
+        flight = self._flights[micro_batch]
+        if not self.needs_gradient(flight.inputs):
+            return
+        token = _RECOMPUTING.set(True)
+        try:
+            with self.batch_norm.watching(record=False):
+                flight.keep(*self._run(flight, micro_batch, _enter(flight.inputs), metrics=False))
+        finally:
+            _RECOMPUTING.reset(token)
+
+    def backward(self, micro_batch: int, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """B: adds to the ``.grad`` of the parameters and returns the gradients of the inputs.
+
+        Args:
+            gradients: of each output of the stage (of the loss sum on the last stage), None where there is none; empty where
+                no output wants one.
+
+        Returns:
+            For each input its gradient (zeros where nothing depends on it), None where it requires none.
+        """
+        flight = self._flights.pop(micro_batch)
+        inputs = elements(flight.inputs)
+        if flight.outputs is not None and gradients:
+            pairs = [
+                (output, gradient)
+                for output, gradient in zip(flight.outputs, gradients, strict=True)
+                if output is not None and gradient is not None and output.requires_grad
+            ]
+            if pairs:
+                roots, seeds = zip(*pairs, strict=True)
+                torch.autograd.backward(roots, seeds)
+        return tuple(
+            None if e is None or not e.requires_grad else torch.zeros_like(e) if e.grad is None else e.grad for e in inputs
+        )
+
+    def forget(self) -> None:
+        """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
+        self._flights.clear()
+        self.batch_norm.forget()
+
+    def _run(
+        self, flight: _Flight, micro_batch: int, inputs: Boundary, *, metrics: bool = True
+    ) -> tuple[Boundary, MicroBatchReport | None]:
+        with self._drawing(flight.key, micro_batch) as draw:
+            outputs = self._run_layers(inputs, draw)
+            if self.loss is None:
+                return outputs, None
+            assert flight.targets is not None
+            return outputs, self._judge(outputs, flight.targets, draw, metrics=metrics)
+
+    def _run_layers(self, value: Boundary, draw: Callable[[int], None]) -> Boundary:
+        for index, layer in self.layers.items():
+            draw(index)
+            value = check_boundary(layer(value), f"the output of layer {index} ({type(layer).__name__})")
+        return value
+
+    def _judge(self, outputs: Boundary, targets: Boundary, draw: Callable[[int], None], *, metrics: bool = True) -> MicroBatchReport:
+        assert self.loss is not None
+        draw(max(self.layers, default=-1) + 1)
+        loss_sum, count = self.loss(outputs, targets)
+        report = MicroBatchReport(loss_sum, count)
+        if metrics and self.metrics is not None:
+            with torch.no_grad():
+                detached = like(outputs, [None if e is None else e.detach() for e in elements(outputs)])
+                report.metrics = dict(self.metrics(detached, targets))
+        return report
+
+    @contextmanager
+    def _drawing(self, key: StepKey, micro_batch: int) -> Iterator[Callable[[int], None]]:
+        with _on(self.device), preserved(self.device) as generator:
+            yield lambda layer: _reseed(generator, key.layer(micro_batch, layer))
+
+
+def _reseed(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _enter(inputs: Boundary) -> Boundary:
+    return like(inputs, [_Entry.apply(e) if e is not None and e.requires_grad else e for e in elements(inputs)])  # type: ignore[no-untyped-call]

@@ -1,0 +1,188 @@
+"""How small objects and tensors travel between two ranks."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .microbatch import Boundary, elements
+
+_FRAME = 2048
+_LENGTH = 8
+
+
+class ConnectionLost(RuntimeError):
+    """A wait for another rank ended with an error.
+
+    Args:
+        peer: global rank of the other side.
+        where: what this rank was about to run.
+    """
+
+    def __init__(self, peer: int, where: str = "between two steps") -> None:
+        super().__init__(f"{where}: lost the connection to rank {peer}, whose process has ended or does not answer")
+        self.peer = peer
+
+
+@contextmanager
+def talking_to(peer: int) -> Iterator[None]:
+    """Names the peer in an error of the backend."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionLost(peer) from error
+
+
+class TensorSpec(NamedTuple):
+    """What a receiver must know to post a receive, and whether a gradient will come back."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class BoundarySpec(NamedTuple):
+    """The header of an edge: one spec an element, None for None."""
+
+    is_tuple: bool
+    elements: tuple[TensorSpec | None, ...]
+
+    def __str__(self) -> str:
+        listed = ", ".join(str(element) for element in self.elements)
+        return f"({listed})" if self.is_tuple else listed
+
+
+def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...]) -> BoundarySpec:
+    """The header of ``boundary``."""
+    return BoundarySpec(
+        isinstance(boundary, tuple),
+        tuple(
+            None if element is None else TensorSpec(element.dtype, tuple(element.shape), flag)
+            for element, flag in zip(elements(boundary), requires_grad, strict=True)
+        ),
+    )
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A flat view of a contiguous tensor of any dtype as bytes, which every backend carries."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+class Sender:
+    """Sends without waiting, and keeps what is under way alive until it has arrived, no longer.
+
+    A gloo send says that it has ended only to the one who waits for it, so a thread waits; it does nothing else. On
+    CUDA the wait would bind a stream to the thread: there what was sent is kept until ``drain``.
+    """
+
+    def __init__(self) -> None:
+        self._pending: queue.SimpleQueue[tuple[dist.Work, Tensor] | None] = queue.SimpleQueue()
+        self._kept: list[tuple[dist.Work, Tensor]] = []
+        self._under_way = 0
+        self._all_arrived = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup) -> None:
+        """Starts to send ``tensor`` to global rank ``destination``."""
+        if tensor.numel() == 0:
+            return
+        whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        with talking_to(destination):
+            work = dist.isend(as_bytes(whole), destination, group=group)
+        assert work is not None
+        if whole.device.type != "cpu":
+            self._kept.append((work, whole))
+            return
+        with self._all_arrived:
+            self._under_way += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._reap, name="gpipe-sender", daemon=True)
+            self._thread.start()
+        self._pending.put((work, whole))
+
+    def send_object(self, value: Any, destination: int, group: dist.ProcessGroup) -> None:
+        """Starts to send a small picklable object (a control message, a header, a report)."""
+        data = pickle.dumps(value)
+        body = torch.frombuffer(bytearray(len(data).to_bytes(_LENGTH, "little") + data), dtype=torch.uint8)
+        first = torch.zeros(_FRAME, dtype=torch.uint8)
+        first[: min(_FRAME, len(body))] = body[:_FRAME]
+        self.send(first, destination, group)
+        if len(body) > _FRAME:
+            self.send(body[_FRAME:].clone(), destination, group)
+
+    def send_boundary(
+        self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
+    ) -> None:
+        """Starts to send a whole boundary with its header, for ``receive_boundary``."""
+        values = elements(boundary)
+        self.send_object(spec_of(boundary, (False,) * len(values)), destination, control)
+        for value in values:
+            if value is not None:
+                self.send(value, destination, group)
+
+    def drain(self) -> None:
+        """Waits until everything has arrived (CPU) or is ordered before what follows (CUDA)."""
+        for work, _ in self._kept:
+            work.wait()
+        self._kept.clear()
+        with self._all_arrived:
+            self._all_arrived.wait_for(lambda: self._under_way == 0)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            self._pending.put(None)
+            self._thread = None
+
+    def _reap(self) -> None:
+        while (item := self._pending.get()) is not None:
+            try:
+                item[0].wait()
+            except RuntimeError:  # a broken connection; the main thread meets it in its next receive
+                pass
+            del item
+            with self._all_arrived:
+                self._under_way -= 1
+                self._all_arrived.notify_all()
+
+
+def receive_object(source: int, group: dist.ProcessGroup) -> Any:
+    """Waits for an object that global rank ``source`` sent with ``Sender.send_object``."""
+    first = torch.empty(_FRAME, dtype=torch.uint8)
+    with talking_to(source):
+        dist.recv(first, src=source, group=group)
+    data = first.numpy().tobytes()
+    length = int.from_bytes(data[:_LENGTH], "little")
+    missing = _LENGTH + length - _FRAME
+    if missing > 0:
+        rest = torch.empty(missing, dtype=torch.uint8)
+        with talking_to(source):
+            dist.recv(rest, src=source, group=group)
+        data += rest.numpy().tobytes()
+    return pickle.loads(data[_LENGTH : _LENGTH + length])
+
+
+def receive_boundary(
+    source: int, control: dist.ProcessGroup, group: dist.ProcessGroup, device: torch.device
+) -> Boundary:
+    """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
+    spec: BoundarySpec = receive_object(source, control)
+    values: list[Tensor | None] = []
+    for element in spec.elements:
+        value = None if element is None else torch.empty(element.shape, dtype=element.dtype, device=device)
+        values.append(value)
+        if value is not None and value.numel():
+            with talking_to(source):
+                dist.recv(as_bytes(value), src=source, group=group)
+    return tuple(values) if spec.is_tuple else next(value for value in values if value is not None)
