@@ -1,0 +1,78 @@
+"""``python -m repro.datasets``: fetch the packaged sets, and say what is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from repro.datasets.fetch import IMAGES, TRANSLATION, fetch, present
+from repro.datasets.paths import FETCH_COMMAND, DataError, packaged_root
+from repro.datasets.sources import Sources, load_sources
+
+_NAMES = {"images": IMAGES, "translation": TRANSLATION}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m repro.datasets", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fetch_parser = commands.add_parser("fetch", help="download, verify and build the packaged sets (once)")
+    fetch_parser.add_argument("--only", choices=sorted(_NAMES), help="one of the two sets; both by default")
+    status_parser = commands.add_parser("status", help="say which sets are there, how big, under which licences")
+    status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    for command in (fetch_parser, status_parser):
+        command.add_argument("--root", type=Path, help="folder of the sets (default: data/packaged of the checkout)")
+    options = parser.parse_args(arguments)
+    try:
+        sources, root = load_sources(), packaged_root(options.root)
+        if options.command == "status":
+            return _status(root, sources, options.json)
+        names = [_NAMES[options.only]] if options.only else list(_NAMES.values())
+        errors = fetch(names, root, sources, Console())
+    except DataError as error:
+        errors = [error]
+    except KeyboardInterrupt:
+        errors = [DataError("stopped; wheels that had arrived are kept for the next attempt")]
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _status(root: Path, sources: Sources, as_json: bool) -> int:
+    rows = []
+    for name, licence in ((IMAGES, sources.images.licence), (TRANSLATION, sources.translation.licence)):
+        manifest = present(name, root, sources)
+        rows.append(
+            {
+                "set": name,
+                "present": manifest is not None,
+                "bytes": sum(manifest.files.values()) if manifest else 0,
+                "licence": licence,
+                "source": manifest.source if manifest else None,
+                "counts": manifest.counts if manifest else {},
+                "folder": str(root / name),
+            }
+        )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    table = Table("set", "there", "MB", "licence", "from", "holds")
+    for row in rows:
+        counts = row["counts"]
+        assert isinstance(counts, dict)
+        held = ", ".join(f"{key} {value:,}" for key, value in counts.items())
+        there = "yes" if row["present"] else f"no: {FETCH_COMMAND}"
+        size = row["bytes"]
+        assert isinstance(size, int)
+        table.add_row(str(row["set"]), there, f"{size / 1e6:.1f}", str(row["licence"]), str(row["source"] or ""), held)
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
