@@ -44,6 +44,7 @@ class PipelineMesh:
         self.global_rank = dist.get_rank()
         self.replica, self.pipeline_rank = divmod(self.global_rank, num_stages)
         self.device_mesh = init_device_mesh(device_type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline"))
+        self._made: list[dist.ProcessGroup] = []
         replicas = [[r * num_stages + p for p in range(num_stages)] for r in range(data_parallel_size)]
         columns = [[r * num_stages + p for r in range(data_parallel_size)] for p in range(num_stages)]
         self.activations: dist.ProcessGroup = self.device_mesh.get_group("pipeline")
@@ -101,7 +102,7 @@ class PipelineMesh:
             return
         self._open = False
         self.watchdog.close()
-        for group in self._all_groups():
+        for group in self._made:
             try:
                 dist.destroy_process_group(group)
             except Exception:  # a group that a failure has broken
@@ -114,5 +115,6 @@ class PipelineMesh:
         return list(dict.fromkeys([self.activations, self.gradients, self.control, self.data, self.data_control]))
 
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:
-        own, _ = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
+        own, groups = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
+        self._made.extend(group for group in groups if group is own)
         return own
