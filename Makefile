@@ -1,0 +1,92 @@
+# Bare `make` explains every target. The only step that uses the network is set-up (packages, then data), once.
+
+# Values that may be given on the command line, for example `make reproduce SCALE=smoke DEVICES=cuda:0`.
+SCALE ?= laptop
+K ?=
+M ?=
+DEVICES ?=
+PYTHON ?=
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OPTIONS = $(if $(K),-K $(K)) $(if $(M),-M $(M)) $(if $(DEVICES),--devices $(DEVICES))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup data reproduce smoke test check report clean distclean
+
+help: ## 0 | this page
+	@echo "Reproduction suite of the paper GPipe. Targets, with minutes on two CPU cores:"
+	@echo
+	@awk -F ':.*## | [|] ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %7s min  %s\n", $$1, $$2, $$3 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "The first target that you run also does 'setup'; later ones download nothing."
+	@echo
+	@echo "Variables, as in: make reproduce SCALE=smoke K=2 M=8"
+	@echo "  SCALE=smoke|laptop      how big 'reproduce' is (now: $(SCALE))"
+	@echo "  K=  M=                  pipeline stages, micro-batches (default: what the scale says)"
+	@echo "  DEVICES=cpu|cuda:0      where it runs (default: what is found)"
+	@echo "  PYTHON=python3.12       which Python (3.11 or later) makes .venv (default: the first one found)"
+	@echo "  TORCH_INDEX=URL         package index to take PyTorch from, for example one of CPU builds"
+
+setup: $(STAMP) data ## 2-15 | create .venv, install the packages, fetch the data (first time only)
+
+data: $(STAMP) ## 1-5 | fetch and build the data sets (first time only)
+	@$(BIN)/python -m repro.datasets fetch
+
+reproduce: $(STAMP) data ## 15 | both models through the pipeline and unsplit, side by side; writes the report
+	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
+
+smoke: $(STAMP) data ## 3 | the same, as small as it gets (what CI runs)
+	@$(BIN)/repro reproduce --scale smoke $(OPTIONS)
+
+report: $(STAMP) ## <1 | tables and figures once more from the rows of finished runs
+	@$(BIN)/repro report
+
+test: $(STAMP) data ## 12 | all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: $(STAMP) ## 1 | format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean: ## 0 | delete caches (keeps .venv, data and results)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs
+	find repro tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## 0 | delete .venv and the fetched data as well
+	rm -rf $(VENV) data/packaged
+
+# Made again only when pyproject.toml changes.
+$(STAMP): pyproject.toml
+	@supported='import sys, venv; sys.exit(sys.version_info < (3, 11))'; \
+	python=; \
+	for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
+	  if "$$candidate" -c "$$supported" >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "No Python 3.11 or later with the venv module was found (tried: $(or $(PYTHON),python3, python3.11 to 3.14, python))." \
+	    "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$python" --version), once."; \
+	echo "  packages  PyTorch, Lightning, torchvision and tools. On Linux x86-64 the default PyTorch brings the CUDA"; \
+	echo "            libraries and the environment takes about 5.5 GB of disk: some 3 to 10 minutes on a fast line."; \
+	echo "            Without an NVIDIA GPU a CPU build (about 1.5 GB) is enough: make setup TORCH_INDEX=<index of CPU"; \
+	echo "            builds, see PyTorch's installation page>. pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS) hold."; \
+	echo "  data      about 190 MB, after the packages: some 2 minutes."; \
+	set -e; \
+	"$$python" -m venv $(VENV); \
+	if [ -n "$(TORCH_INDEX)" ]; then \
+	  $(BIN)/python -c 'import tomllib; print(*(line for line in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if line.startswith("torch")), sep="\n")' >$(VENV)/torch.txt; \
+	  $(BIN)/python -m pip install --disable-pip-version-check --index-url "$(TORCH_INDEX)" -r $(VENV)/torch.txt; \
+	fi; \
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' || { \
+	  echo "The packages could not be installed: see pip's message above. Without a network, fill a folder with the wheels on" \
+	    "another machine (pip download '.[dev]' setuptools -d wheels) and run: make setup PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels" >&2; \
+	  exit 1; }; \
+	touch $(STAMP)

@@ -1,0 +1,83 @@
+"""Draws the timeline of a schedule as text: one row per rank, time from left to right, the bubble as dots."""
+
+from __future__ import annotations
+
+from ..schedules import Action, Schedule, Timeline
+from ..schedules.replay import Time
+
+_IDLE = "."
+_MAX_LETTERS = 26
+
+
+def draw(timeline: Timeline, width: int = 160) -> str:
+    """The timeline as one line per rank.
+
+    Where there is room, every action is written as its kind and micro-batch (``F3``, ``R3``, ``B3``, ``I3``, ``W3``;
+    with virtual stages a letter tells which of the rank's stages: ``F3a``, ``F3b``) and filled up to its end with
+    ``-``. Where there is not, a column shows only the kind of the action that runs in its middle. Actions that cost
+    nothing have no width and are not drawn.
+
+    Args:
+        timeline: what to draw.
+        width: columns at most, rank names included.
+    """
+    names = [f"rank {rank}  " for rank in range(len(timeline.starts))]
+    margin = max(map(len, names))
+    rows = _labelled(timeline, width - margin) or _condensed(timeline, max(width - margin, 1))
+    return "\n".join(name.ljust(margin) + row for name, row in zip(names, rows, strict=True))
+
+
+def _labelled(timeline: Timeline, width: int) -> list[str] | None:
+    """Rows in which the shortest action has room for the longest label, or None if they are wider than ``width``."""
+    labels = [[_label(timeline.schedule, rank, action) for action in actions] for rank, actions in _ranks(timeline)]
+    durations = [
+        end - start
+        for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
+        for start, end in zip(starts, ends, strict=True)
+        if end > start
+    ]
+    if not durations or timeline.schedule.num_virtual_stages > _MAX_LETTERS:
+        return None
+    scale = (max(len(label) for row in labels for label in row) + 1) / min(durations)
+    if timeline.makespan * scale > width:
+        return None
+    columns = round(timeline.makespan * scale)
+    rows = []
+    for rank, _ in _ranks(timeline):
+        row = [_IDLE] * columns
+        for label, start, end in zip(labels[rank], timeline.starts[rank], timeline.ends[rank], strict=True):
+            first, final = round(start * scale), round(end * scale)
+            if final > first:
+                row[first:final] = label.ljust(final - first - 1, "-")[: final - first - 1] + " "
+        rows.append("".join(row))
+    return rows
+
+
+def _condensed(timeline: Timeline, width: int) -> list[str]:
+    rows = []
+    for rank, actions in _ranks(timeline):
+        row = [_IDLE] * width
+        column = 0
+        for action, start, end in zip(actions, timeline.starts[rank], timeline.ends[rank], strict=True):
+            while column < width and _middle(column, timeline.makespan, width) < end:
+                if _middle(column, timeline.makespan, width) >= start:
+                    row[column] = action.kind.value
+                column += 1
+        rows.append("".join(row))
+    return rows
+
+
+def _middle(column: int, makespan: Time, width: int) -> Time:
+    return (2 * column + 1) * makespan / (2 * width)
+
+
+def _ranks(timeline: Timeline) -> enumerate[tuple[Action, ...]]:
+    return enumerate(timeline.schedule.actions)
+
+
+def _label(schedule: Schedule, rank: int, action: Action) -> str:
+    label = f"{action.kind.value}{action.micro_batch}"
+    if schedule.num_virtual_stages == 1:
+        return label
+    held = [stage for stage, ranks in enumerate(schedule.placement) if rank in ranks]
+    return label + chr(ord("a") + held.index(action.stage))
