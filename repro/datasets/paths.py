@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from repro.errors import UserError
+
 FETCH_COMMAND = "python -m repro.datasets fetch"
 
 
-class DataError(RuntimeError):
+class DataError(UserError):
     """Data that is missing, damaged or cannot be fetched; the message says which and what to do about it."""
 
 
