@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.helpers.ranks import Pools
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """The models of the tests are tiny: more threads only get in each other's way."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
