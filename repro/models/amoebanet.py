@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype, Genotype, Operation
+from .genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype, Genotype
+from .operations import FactorizedReduction, batch_norm, operation, relu_convolution
 
 Variant = Literal["A", "B", "D"]
 Stem = Literal["imagenet", "small"]
 Boundary = tuple[Tensor | None, ...]
 
-BATCH_NORM_EPS = 1e-3  # the authors' public TPU code
 IMAGENET_STEM_CHANNELS = 32  # the same; together with stem cells of D/4 and D/2 filters it gives the published counts
 AUX_CHANNELS = (51, 307)  # 128 and 768, scaled by the public code's aux_scaling of 0.4
 AUX_GRID = 4  # 5x5 average pooling with stride 3 leaves 4x4 of the 14x14 that the head sees at 224 pixels
@@ -37,6 +37,7 @@ def amoebanet(
     aux_head: bool = False,
     in_channels: int = 3,
     stem: Stem = "imagenet",
+    stem_stride: int | None = None,
     dropout: float = 0.0,
     bn_momentum: float = 0.1,
 ) -> list[Callable[[], nn.Module]]:
@@ -58,6 +59,8 @@ def amoebanet(
         in_channels: channels of the images.
         stem: "imagenet": a strided convolution and two reduction cells, which divide the image's side by 8;
             "small": one 3x3 convolution that keeps it, for images of about 32x32 (CIFAR, Fashion-MNIST).
+        stem_stride: stride of the stem's convolution, unless given 2 for "imagenet" and 1 for "small", where 2 makes
+            every cell four times cheaper.
         dropout: probability of dropping a feature before the classifier (0.5 in Real et al. 2018).
         bn_momentum: weight of the new batch in the running statistics, PyTorch's sense and default. The public code's
             decay of 0.9997 is 0.0003 here.
@@ -77,8 +80,8 @@ def amoebanet(
         )
     if num_filters < 4:
         raise UserError(f"num_filters={num_filters} must be at least 4: the first stem cell has a quarter of them")
-    for name, value in (("num_classes", num_classes), ("in_channels", in_channels)):
-        if value < 1:
+    for name, value in (("num_classes", num_classes), ("in_channels", in_channels), ("stem_stride", stem_stride)):
+        if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
     if not 0.0 <= dropout < 1.0:
         raise UserError(f"dropout={dropout} must be at least 0 and less than 1")
@@ -107,7 +110,8 @@ def amoebanet(
         )
         previous_channels, channels, after_reduction = channels, len(cell.concat) * width, reduction
 
-    stem_stride = 2 if stem == "imagenet" else 1
+    if stem_stride is None:
+        stem_stride = 2 if stem == "imagenet" else 1
     factories.append(partial(StemConvolution, in_channels, channels, stride=stem_stride, bn_momentum=bn_momentum))
     if stem == "imagenet":
         add_cell(num_filters // 4, reduction=True)
@@ -130,9 +134,10 @@ class StemConvolution(nn.Module):
     def __init__(self, in_channels: int, channels: int, *, stride: int, bn_momentum: float) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.norm = _batch_norm(channels, bn_momentum)
+        self.norm = batch_norm(channels, bn_momentum)
 
     def forward(self, images: Tensor) -> Boundary:
+        """Images (B, in_channels, height, width) to (output, None)."""
         return self.norm(self.convolution(images)), None
 
 
@@ -156,7 +161,7 @@ class Cell(nn.Module):
         super().__init__()
         self.concat = genotype.concat
         self.sources = tuple((left, right) for (_, left), (_, right) in genotype.pairs)
-        self.project = nn.Sequential(*_relu_convolution(in_channels, channels, 1, bn_momentum=bn_momentum))
+        self.project = nn.Sequential(*relu_convolution(in_channels, channels, 1, bn_momentum=bn_momentum))
         state_channels = [channels, channels]
         self.project_previous: nn.Module = nn.Identity()
         if previous_channels is None:
@@ -166,11 +171,11 @@ class Cell(nn.Module):
             self.project_previous = FactorizedReduction(previous_channels, channels, bn_momentum=bn_momentum)
         elif previous_channels != channels:
             self.project_previous = nn.Sequential(
-                *_relu_convolution(previous_channels, channels, 1, bn_momentum=bn_momentum)
+                *relu_convolution(previous_channels, channels, 1, bn_momentum=bn_momentum)
             )
         state_channels += [channels] * len(genotype.pairs)
         self.operations = nn.ModuleList(
-            _operation(
+            operation(
                 name,
                 state_channels[source],
                 channels,
@@ -182,6 +187,7 @@ class Cell(nn.Module):
         )
 
     def forward(self, boundary: Boundary) -> Boundary:
+        """(Output, previous output, ...) to (new output, output, ...)."""
         output, previous, *rest = boundary
         assert output is not None
         states = [self.project(output), self.project_previous(output if previous is None else previous)]
@@ -204,16 +210,17 @@ class AuxiliaryHead(nn.Module):
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(AUX_GRID),
             nn.Conv2d(in_channels, narrow, 1, bias=False),
-            _batch_norm(narrow, bn_momentum),
+            batch_norm(narrow, bn_momentum),
             nn.ReLU(inplace=True),
             nn.Conv2d(narrow, wide, AUX_GRID, bias=False),
-            _batch_norm(wide, bn_momentum),
+            batch_norm(wide, bn_momentum),
             nn.ReLU(inplace=True),
             nn.Flatten(),
             nn.Linear(wide, num_classes),
         )
 
     def forward(self, boundary: Boundary) -> Boundary:
+        """(Output, previous output) to (output, previous output, auxiliary logits)."""
         return *boundary, self.layers(boundary[0])
 
 
@@ -229,114 +236,8 @@ class Classifier(nn.Module):
         self.linear = nn.Linear(in_channels, num_classes)
 
     def forward(self, boundary: Boundary) -> Tensor | Boundary:
+        """(Output, previous output, ...) to logits (B, num_classes), or (logits, ...)."""
         output, _, *rest = boundary
         assert output is not None
         logits: Tensor = self.linear(self.dropout(F.relu(output).mean(dim=(2, 3))))
         return (logits, *rest) if rest else logits
-
-
-class FactorizedReduction(nn.Module):
-    """Halves the image's side without dropping three pixels in four: two strided 1x1, one shifted by one pixel."""
-
-    def __init__(self, in_channels: int, channels: int, *, bn_momentum: float) -> None:
-        super().__init__()
-        self.even = nn.Conv2d(in_channels, channels // 2, 1, stride=2, bias=False)
-        self.odd = nn.Conv2d(in_channels, channels - channels // 2, 1, stride=2, bias=False)
-        self.norm = _batch_norm(channels, bn_momentum)
-
-    def forward(self, images: Tensor) -> Tensor:
-        images = F.relu(images)
-        # Padded at the far side, so that both halves have ceil(side / 2) positions also where the side is odd.
-        shifted = F.pad(images, (0, 1, 0, 1))[:, :, 1:, 1:]
-        normed: Tensor = self.norm(torch.cat([self.even(images), self.odd(shifted)], dim=1))
-        return normed
-
-
-def _batch_norm(channels: int, momentum: float) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum)
-
-
-def _relu_convolution(
-    in_channels: int,
-    channels: int,
-    kernel: int | tuple[int, int],
-    *,
-    stride: int | tuple[int, int] = 1,
-    dilation: int = 1,
-    separable: bool = False,
-    inplace: bool = False,
-    bn_momentum: float,
-) -> list[nn.Module]:
-    """ReLU, convolution (depthwise, then 1x1, if separable), BatchNorm; `inplace` only where no one else reads."""
-    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
-    padding = (dilation * (kernel[0] - 1) // 2, dilation * (kernel[1] - 1) // 2)
-    spatial = nn.Conv2d(
-        in_channels,
-        in_channels if separable else channels,
-        kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=in_channels if separable else 1,
-        bias=False,
-    )
-    pointwise = [nn.Conv2d(in_channels, channels, 1, bias=False)] if separable else []
-    return [nn.ReLU(inplace=inplace), spatial, *pointwise, _batch_norm(channels, bn_momentum)]
-
-
-def _bottleneck(
-    in_channels: int, channels: int, kernels: tuple[tuple[int, int], ...], stride: int, bn_momentum: float
-) -> nn.Sequential:
-    """1x1 to a quarter of the channels, the spatial convolutions at that width, 1x1 back.
-
-    A kernel of one row strides over columns only, and the other way round.
-    """
-    narrow = max(channels // 4, 1)
-    layers = _relu_convolution(in_channels, narrow, 1, bn_momentum=bn_momentum)
-    for height, width in kernels:
-        strides = (stride if height > 1 else 1, stride if width > 1 else 1)
-        layers += _relu_convolution(
-            narrow, narrow, (height, width), stride=strides, inplace=True, bn_momentum=bn_momentum
-        )
-    layers += _relu_convolution(narrow, channels, 1, inplace=True, bn_momentum=bn_momentum)
-    return nn.Sequential(*layers)
-
-
-def _separable(
-    in_channels: int, channels: int, kernel: int, stride: int, dilation: int, bn_momentum: float
-) -> nn.Sequential:
-    """Two separable convolutions; the first one has the stride."""
-    convolution = partial(_relu_convolution, kernel=kernel, dilation=dilation, separable=True, bn_momentum=bn_momentum)
-    return nn.Sequential(
-        *convolution(in_channels, channels, stride=stride), *convolution(channels, channels, inplace=True)
-    )
-
-
-def _operation(name: Operation, in_channels: int, channels: int, *, stride: int, bn_momentum: float) -> nn.Module:
-    """The operation of one edge. It never writes to its input: other edges and the next cell read it too."""
-    match name:
-        case "none" if stride == 1 and in_channels == channels:
-            return nn.Identity()
-        case "none" | "conv_1x1":
-            return nn.Sequential(*_relu_convolution(in_channels, channels, 1, stride=stride, bn_momentum=bn_momentum))
-        case "conv_3x3":
-            return _bottleneck(in_channels, channels, ((3, 3),), stride, bn_momentum)
-        case "conv_1x7_7x1":
-            return _bottleneck(in_channels, channels, ((1, 7), (7, 1)), stride, bn_momentum)
-        case "separable_3x3" | "separable_5x5" | "separable_7x7":
-            return _separable(in_channels, channels, int(name[-1]), stride, 1, bn_momentum)
-        case "dilated_separable_5x5":
-            return _separable(in_channels, channels, 5, stride, 2, bn_momentum)
-    pool: nn.Module
-    match name:
-        case "avg_pool_3x3":
-            pool = nn.AvgPool2d(3, stride=stride, padding=1, count_include_pad=False)
-        case "max_pool_3x3":
-            pool = nn.MaxPool2d(3, stride=stride, padding=1)
-        case "max_pool_2x2" if stride == 2:
-            pool = nn.MaxPool2d(2, stride=2, ceil_mode=True)
-        case _:
-            raise ValueError(f"operation {name!r} with stride {stride} is not defined")
-    if in_channels == channels:
-        return pool
-    return nn.Sequential(pool, nn.Conv2d(in_channels, channels, 1, bias=False), _batch_norm(channels, bn_momentum))

@@ -156,6 +156,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) to states (B, T, d_model)."""
         states = self.table(tokens) * math.sqrt(self.table.embedding_dim)
         embedded: Tensor = self.dropout(states + sinusoidal_positions(states))
         return embedded
@@ -170,6 +171,7 @@ class PairEmbedding(nn.Module):
         self.pad_id = pad_id
 
     def forward(self, tokens: tuple[Tensor, Tensor]) -> Boundary:
+        """Source tokens (B, S) and decoder input tokens (B, T) to the boundary."""
         source, target = tokens
         mask = source != self.pad_id
         # A row of nothing but padding attends to all of it: softmax over no position at all would be NaN.
@@ -186,6 +188,7 @@ class EncoderLayer(nn.Module):
         self.norm = _final_norm(size) if last else nn.Identity()
 
     def forward(self, boundary: Boundary) -> Boundary:
+        """The boundary with new source states."""
         source, mask, target = boundary
         for name, sublayer in self.sublayers.items():
             source = sublayer(source) if name == "feed_forward" else sublayer(source, mask=mask)
@@ -200,6 +203,7 @@ class DecoderLayer(nn.Module):
         self.sublayers = _build(sublayers, size)
 
     def forward(self, boundary: Boundary) -> Boundary:
+        """The boundary with new target states."""
         source, mask, target = boundary
         for name, sublayer in self.sublayers.items():
             match name:
@@ -220,6 +224,7 @@ class CausalLayer(nn.Module):
         self.sublayers = _build(sublayers, size)
 
     def forward(self, states: Tensor) -> Tensor:
+        """States (B, T, d_model) to states."""
         for name, sublayer in self.sublayers.items():
             states = sublayer(states) if name == "feed_forward" else sublayer(states, causal=True)
         return states
@@ -234,6 +239,7 @@ class Logits(nn.Module):
         self.project = _linear(size.d_model, size.vocab_size)
 
     def forward(self, states: Tensor) -> Tensor:
+        """States (B, T, d_model) to logits (B, T, vocab_size)."""
         logits: Tensor = self.project(self.norm(states))
         return logits
 
@@ -242,6 +248,7 @@ class TargetLogits(Logits):
     """The last layer of the encoder-decoder: logits of the target states; the source states end here."""
 
     def forward(self, boundary: Boundary) -> Tensor:  # type: ignore[override]
+        """The boundary to logits (B, T, vocab_size)."""
         return super().forward(boundary[2])
 
 
@@ -262,6 +269,14 @@ class Attention(nn.Module):
     def forward(
         self, states: Tensor, *, memory: Tensor | None = None, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
+        """States (B, T, d_model) to states.
+
+        Args:
+            states: what asks, and what the result is added to.
+            memory: states (B, S, d_model) that are read in place of the normed `states`.
+            mask: (B, S), true at the positions that may be read.
+            causal: whether a position reads only itself and what is left of it.
+        """
         normed = self.norm(states)
         memory = normed if memory is None else memory
         # (B, length, channels) -> (B, heads, length, d_head)
@@ -286,6 +301,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, states: Tensor) -> Tensor:
+        """States (B, T, d_model) to states."""
         # In place: nothing else reads the wide activations, the largest of the layer.
         added: Tensor = self.dropout(self.contract(F.relu(self.expand(self.norm(states)), inplace=True)))
         return states + added

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from repro.errors import UserError
 from repro.models import amoebanet
-from repro.models.amoebanet import FactorizedReduction, _operation
 from repro.models.genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype
+from repro.models.operations import FactorizedReduction, operation
 
 TINY: dict[str, Any] = {"num_layers": 3, "num_filters": 8, "num_classes": 5}
 
@@ -129,7 +129,7 @@ def test_no_layer_writes_to_what_it_reads(variant: str) -> None:
         before = [None if item is None else item.clone() for item in value]
         result = layer(value if index else value[0])
         for item, copy in zip(value, before, strict=True):
-            assert (item is None and copy is None) or torch.equal(item, copy)
+            assert copy is None or torch.equal(item, copy)
         value = result
 
 
@@ -155,6 +155,7 @@ def test_gradients_are_the_same_when_layers_are_computed_again() -> None:
         ({"stem": "imagenet"}, 75, [38, 19, 10, 10, 5, 5, 3, 3]),
         ({"stem": "small"}, 32, [32, 32, 16, 16, 8, 8]),
         ({"stem": "small"}, 28, [28, 28, 14, 14, 7, 7]),
+        ({"stem": "small", "stem_stride": 2}, 28, [14, 14, 7, 7, 4, 4]),
     ],
 )
 def test_stems_and_reductions_halve_the_side(options: dict[str, Any], side: int, sides: list[int]) -> None:
@@ -172,12 +173,20 @@ def test_stems_and_reductions_halve_the_side(options: dict[str, Any], side: int,
 @pytest.mark.parametrize("channels", [6, 8])
 @pytest.mark.parametrize(
     "name",
-    ["none", "conv_1x1", "conv_3x3", "conv_1x7_7x1", "avg_pool_3x3", "max_pool_3x3", "separable_7x7"]
-    + ["dilated_separable_5x5"],
+    [
+        "none",
+        "conv_1x1",
+        "conv_3x3",
+        "conv_1x7_7x1",
+        "avg_pool_3x3",
+        "max_pool_3x3",
+        "separable_7x7",
+        "dilated_separable_5x5",
+    ],
 )
 def test_operations_keep_or_halve_the_side(name: Any, channels: int, stride: int) -> None:
     images = torch.randn(2, 6, 9, 12)
-    output = _operation(name, 6, channels, stride=stride, bn_momentum=0.1)(images)
+    output = operation(name, 6, channels, stride=stride, bn_momentum=0.1)(images)
     assert output.shape == ((2, channels, 9, 12) if stride == 1 else (2, channels, 5, 6))
 
 
@@ -185,13 +194,14 @@ def test_pools_are_what_their_names_say() -> None:
     images = torch.arange(16.0).reshape(1, 1, 4, 4)
 
     def pool(name: Any, stride: int) -> Tensor:
-        return _operation(name, 1, 1, stride=stride, bn_momentum=0.1)(images)[0, 0]
+        pooled: Tensor = operation(name, 1, 1, stride=stride, bn_momentum=0.1)(images)
+        return pooled[0, 0]
 
     assert pool("max_pool_3x3", 1)[0].tolist() == [5, 6, 7, 7]
     assert pool("max_pool_3x3", 2).tolist() == [[5, 7], [13, 15]]
     assert pool("max_pool_2x2", 2).tolist() == [[5, 7], [13, 15]]
     assert pool("avg_pool_3x3", 1)[0].tolist() == [2.5, 3, 4, 4.5]  # the mean of what is there, not of padding
-    with pytest.raises(ValueError, match="max_pool_2x2.*stride 1"):
+    with pytest.raises(ValueError, match=r"max_pool_2x2.*stride 1"):
         pool("max_pool_2x2", 1)
 
 
@@ -212,10 +222,10 @@ def test_batch_norm_options() -> None:
 
 
 def test_dropout_comes_before_the_classifier() -> None:
-    model = build("D", stem="small", dropout=0.5, **TINY)
-    boundary = (torch.ones(64, model[-1].linear.in_features, 2, 2), None)
-    assert model[-1](boundary).std(dim=0).min() > 0
-    assert model[-1].eval()(boundary).std(dim=0).max() < 1e-5
+    classifier = amoebanet("D", stem="small", dropout=0.5, **TINY)[-1]()
+    boundary = (torch.ones(64, 4 * 4 * TINY["num_filters"], 2, 2), None)
+    assert classifier(boundary).std(dim=0).min() > 0
+    assert classifier.eval()(boundary).std(dim=0).max() < 1e-5
 
 
 def test_factories_pickle_build_anywhere_and_draw_from_the_default_generator() -> None:
@@ -249,6 +259,7 @@ def test_autocast_in_bfloat16() -> None:
         ({"num_filters": 3}, "num_filters=3 must be at least 4"),
         ({"num_classes": 0}, "num_classes=0"),
         ({"in_channels": 0}, "in_channels=0"),
+        ({"stem_stride": 0}, "stem_stride=0"),
         ({"stem": "cifar"}, "unknown stem 'cifar'; choose one of imagenet, small"),
         ({"dropout": 1.0}, "dropout=1.0"),
     ],
