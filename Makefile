@@ -79,14 +79,19 @@ $(STAMP): pyproject.toml
 	echo "            Without an NVIDIA GPU a CPU build (about 1.5 GB) is enough: make setup TORCH_INDEX=<index of CPU"; \
 	echo "            builds, see PyTorch's installation page>. pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS) hold."; \
 	echo "  data      about 190 MB, after the packages: some 2 minutes."; \
-	set -e; \
-	"$$python" -m venv $(VENV); \
+	failed() { \
+	  echo "Set-up stopped at: $$1 (the message is above). Run make again to go on. Without a network, fill a folder with" \
+	    "wheels on another machine (pip download '.[dev]' 'setuptools>=77' -d wheels), then: PIP_NO_INDEX=1" \
+	    "PIP_FIND_LINKS=\$$PWD/wheels make setup" >&2; \
+	  exit 1; \
+	}; \
+	"$$python" -m venv $(VENV) || failed "python -m venv"; \
+	pip="$(BIN)/python -m pip --disable-pip-version-check install"; \
 	if [ -n "$(TORCH_INDEX)" ]; then \
-	  $(BIN)/python -c 'import tomllib; print(*(line for line in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if line.startswith("torch")), sep="\n")' >$(VENV)/torch.txt; \
-	  $(BIN)/python -m pip install --disable-pip-version-check --index-url "$(TORCH_INDEX)" -r $(VENV)/torch.txt; \
+	  $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*(name for name in project["dependencies"] if name.startswith("torch")), sep="\n")' >$(VENV)/torch.txt; \
+	  $$pip --index-url "$(TORCH_INDEX)" -r $(VENV)/torch.txt || failed "PyTorch from TORCH_INDEX=$(TORCH_INDEX)"; \
 	fi; \
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' || { \
-	  echo "The packages could not be installed: see pip's message above. Without a network, fill a folder with the wheels on" \
-	    "another machine (pip download '.[dev]' setuptools -d wheels) and run: make setup PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels" >&2; \
-	  exit 1; }; \
+	$$pip -e '.[dev]' || failed "pip install -e .[dev]"; \
+	$(BIN)/python -c 'import torch, torchvision; print("PyTorch", torch.__version__, "and torchvision", torchvision.__version__, "are ready.")' \
+	  || failed "importing torch and torchvision (two builds that do not belong together? 2.14 goes with 0.29, CPU builds with CPU builds)"; \
 	touch $(STAMP)
