@@ -1,1 +1,31 @@
-"""The GPipe strategy: stages, micro-batches, schedules and re-materialization for PyTorch Lightning."""
+"""The GPipe strategy: stages, micro-batches, schedules and re-materialization for PyTorch Lightning.
+
+Importing this package registers ``Trainer(strategy="gpipe")``.
+"""
+
+from __future__ import annotations
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from .engine import Engine, StepResult, Totals
+from .failure import PipelineError, StageError
+from .microbatch import BatchError
+from .pipeline_module import PipelineModule
+from .stage import is_recomputing
+from .strategy import GPipeStrategy
+from .tracing import Event
+
+__all__ = [
+    "BatchError",
+    "Engine",
+    "Event",
+    "GPipeStrategy",
+    "PipelineError",
+    "PipelineModule",
+    "StageError",
+    "StepResult",
+    "Totals",
+    "is_recomputing",
+]
+
+GPipeStrategy.register_strategies(StrategyRegistry)

@@ -112,7 +112,9 @@ class PipelineMesh:
         return talking_to((self.global_rank + self.num_stages) % dist.get_world_size())
 
     def _all_groups(self) -> list[dist.ProcessGroup]:
-        return list(dict.fromkeys([self.activations, self.gradients, self.control, self.data, self.data_control]))
+        world = dist.group.WORLD
+        groups = [self.activations, self.gradients, self.control, self.data, self.data_control]
+        return list(dict.fromkeys([*groups, *([world] if world is not None else [])]))
 
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:
         own, groups = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)

@@ -1,0 +1,121 @@
+"""From the user's layer factories to the layers of this rank: skeletons, partition, keyed initialisation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.errors import UserError
+from repro.planning import check_partition, partition
+
+from .microbatch import Boundary
+from .profiling import Factory, flop_costs, parameter_costs, time_costs
+from .rng import initialisation_seed, preserved
+
+PARTITION_RULES = ("flops", "parameters", "time", "uniform")
+
+
+def make_layer(factory: Factory, seed: int, index: int) -> nn.Module:
+    """A layer whose initial weights depend on (seed, global index) alone, on the CPU."""
+    with torch.device("cpu"), preserved(torch.device("cpu")) as generator:
+        generator.manual_seed(initialisation_seed(seed, index))
+        layer = factory()
+    if not isinstance(layer, nn.Module):
+        raise UserError(f"layers()[{index}] made a {type(layer).__name__}; each factory must return an nn.Module")
+    return layer
+
+
+def make_skeletons(factories: Sequence[Factory]) -> list[nn.Module]:
+    """All layers on the meta device: names, shapes and dtypes of every parameter, no memory.
+
+    Raises:
+        UserError: layers share a parameter (tied weights), which would drift apart on different ranks.
+    """
+    skeletons: list[nn.Module] = []
+    owners: dict[int, tuple[int, str]] = {}
+    for index, factory in enumerate(factories):
+        with torch.device("meta"):
+            layer = factory()
+        if not isinstance(layer, nn.Module):
+            raise UserError(f"layers()[{index}] made a {type(layer).__name__}; each factory must return an nn.Module")
+        for name, parameter in layer.named_parameters():
+            first = owners.setdefault(id(parameter), (index, name))
+            if first[0] != index:
+                raise UserError(
+                    f"layers {first[0]} ({first[1]}) and {index} ({name}) share a parameter; weights tied across layers are "
+                    "not supported: give each layer its own, or put both uses into one layer"
+                )
+        # A factory that hands out an existing layer is not copied to the meta device by the context.
+        skeletons.append(layer if _is_meta(layer) else copy.deepcopy(layer).to("meta"))
+    return skeletons
+
+
+def choose_partition(
+    rule: str | Sequence[int] | None,
+    skeletons: Sequence[nn.Module],
+    total_stages: int,
+    *,
+    example: Callable[[], Boundary | None],
+    timed: Callable[[Boundary], list[float]],
+) -> tuple[list[int], list[float], str]:
+    """Layers of each stage.
+
+    Args:
+        rule: layer counts, or one of ``PARTITION_RULES``; None is ``"flops"`` where there are example inputs, else
+            ``"parameters"``.
+        total_stages: K x V.
+        example: gives the example inputs, or None.
+        timed: gives the layers' seconds, the same on every rank.
+
+    Returns:
+        The layer counts, the cost of each layer, and the name of the rule.
+
+    Raises:
+        UserError: more stages than layers, counts that do not add up, an unknown rule, a rule that needs example inputs.
+    """
+    if total_stages > len(skeletons):
+        raise UserError(
+            f"num_stages asks for {total_stages} stages but the model has {len(skeletons)} layers; use at most "
+            f"{len(skeletons)} stages, or split the layers more finely"
+        )
+    if rule is not None and not isinstance(rule, str):
+        counts = list(rule)
+        check_partition(counts, len(skeletons), total_stages)
+        return counts, parameter_costs(skeletons), "given"
+    inputs = example() if rule in (None, "flops", "time") else None
+    if rule is None:
+        rule = "parameters" if inputs is None else "flops"
+    if rule in ("flops", "time") and inputs is None:
+        raise UserError(f"partition={rule!r} needs example_inputs(); define it on the module, or use partition='parameters'")
+    if rule == "flops":
+        assert inputs is not None
+        costs = flop_costs(skeletons, inputs)
+    elif rule == "time":
+        assert inputs is not None
+        costs = timed(inputs)
+    elif rule == "parameters":
+        costs = parameter_costs(skeletons)
+    elif rule == "uniform":
+        costs = [1.0] * len(skeletons)
+    else:
+        raise UserError(f"unknown partition={rule!r}; give layer counts or one of {', '.join(PARTITION_RULES)}")
+    return partition(costs, total_stages), costs, rule
+
+
+def time_layers(factories: Sequence[Factory], seed: int, inputs: Boundary, device: torch.device) -> list[float]:
+    """Seconds of each layer, made as it will be made for training."""
+    made: list[Factory] = [_maker(factory, seed, index) for index, factory in enumerate(factories)]
+    return time_costs(made, inputs, device)
+
+
+def _maker(factory: Factory, seed: int, index: int) -> Factory:
+    return lambda: copy.deepcopy(make_layer(factory, seed, index))
+
+
+def _is_meta(layer: nn.Module) -> bool:
+    tensors: list[Any] = [*layer.parameters(), *layer.buffers()]
+    return all(tensor.is_meta for tensor in tensors)

@@ -1,0 +1,60 @@
+"""What a run is going to do, said once at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from repro.planning import stage_costs
+from repro.schedules import Schedule, make_schedule, simulate, smallest_num_micro_batches
+
+
+def announce_decisions(
+    *,
+    schedule: str | Callable[..., Schedule],
+    num_stages: int,
+    num_micro_batches: int,
+    num_virtual_stages: int,
+    remat: str,
+    data_parallel_size: int,
+    processes: int,
+    partition: Sequence[int],
+    costs: Sequence[float],
+    rule: str,
+) -> None:
+    """Logs K, M, the schedule, the partition with its bottleneck, and the predicted bubble and peak."""
+    plan = make_schedule(
+        schedule,
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        num_virtual_stages=num_virtual_stages,
+        remat=remat,
+    )
+    per_stage = stage_costs(costs, partition)
+    unit = sum(per_stage) / len(per_stage) or 1.0
+    forward = [cost / unit for cost in per_stage]
+    timeline = simulate(plan, forward=forward, backward=[2 * f for f in forward], recompute=forward)
+    bottleneck = max(range(len(per_stage)), key=lambda stage: per_stage[stage])
+    virtual = f" x V = {num_virtual_stages}" if num_virtual_stages > 1 else ""
+    where = "in this process" if processes == 1 else f"in {processes} processes"
+    replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
+    rank_zero_info(
+        f"Pipeline: K = {num_stages}{virtual} stages {where}{replicas}, M = {num_micro_batches} micro-batches, schedule "
+        f"{plan.name}, remat {remat}.\n"
+        f"Partition by {rule}: {list(partition)} layers; the largest stage ({bottleneck}) has "
+        f"{per_stage[bottleneck] / unit:.2f} x the mean cost.\n"
+        f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
+        f"{max(timeline.peak_live)} micro-batches with live activations on a rank."
+    )
+    if num_micro_batches < 4 * num_stages and num_stages > 1:
+        enough = smallest_num_micro_batches(num_stages, 0.2)
+        rank_zero_warn(
+            f"num_micro_batches={num_micro_batches} is below 4 x num_stages={4 * num_stages}, from where on the bubble is small; with "
+            f"equal stages the bubble is at most 20% from num_micro_batches={enough}."
+        )
+    if len(costs) < 2 * len(partition):
+        rank_zero_warn(
+            f"{len(costs)} layers on {len(partition)} stages can hardly be balanced; split the layers more finely or use "
+            f"num_stages={max(1, len(costs) // (2 * num_virtual_stages))} or fewer."
+        )

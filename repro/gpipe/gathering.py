@@ -1,0 +1,121 @@
+"""The one place where the state of all stages becomes the state of the unsplit module, and back.
+
+Parameters are named by global layer index and optimizer states are numbered as the unsplit module numbers them, so a
+checkpoint depends on neither K, V, D nor the schedule, and plain Lightning opens it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .mesh import PipelineMesh
+
+
+def gather_dicts(own: dict[Any, Any], mesh: PipelineMesh | None) -> dict[Any, Any]:
+    """Merges the dicts of one replica's ranks on its first rank; the others get an empty one. All ranks call it."""
+    if mesh is None:
+        return own
+    parts: list[dict[Any, Any]] | None = [{}] * mesh.num_stages if mesh.pipeline_rank == 0 else None
+    dist.gather_object(own, parts, dst=mesh.rank_of(0), group=mesh.control)
+    return {key: value for part in parts or [] for key, value in part.items()}
+
+
+def gather_module_state(module: nn.Module, mesh: PipelineMesh | None) -> dict[str, Tensor]:
+    """The unsplit module's state dict, on the first rank."""
+    state = module.state_dict()
+    order = list(state)
+    gathered = gather_dicts({name: value for name, value in state.items() if not _is_foreign(value)}, mesh)
+    return {name: gathered[name] for name in order if name in gathered}
+
+
+def load_module_state(module: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+    """Loads this rank's part of an unsplit module's state dict.
+
+    Raises:
+        RuntimeError: names or shapes do not fit (also those of layers on other ranks), as PyTorch words it.
+    """
+    # Loading into meta tensors is a no-op that still compares names and shapes; PyTorch warns that it is one.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
+        module.load_state_dict(state, strict=strict)
+
+
+@dataclass(frozen=True)
+class OptimizerLayout:
+    """How the parameters of this rank are numbered in the optimizer of the unsplit module.
+
+    Attributes:
+        groups: for each parameter group, the numbers of all its parameters.
+        own: for each parameter group, the numbers of those on this rank, in the order of the rank's optimizer.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    own: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def drop_foreign(cls, optimizer: Optimizer) -> OptimizerLayout:
+        """Drops the parameters of other ranks (meta tensors) from ``optimizer`` and says what stood where."""
+        groups: list[tuple[int, ...]] = []
+        own: list[tuple[int, ...]] = []
+        number = 0
+        for group in optimizer.param_groups:
+            parameters: Sequence[Tensor] = group["params"]
+            numbered = list(enumerate(parameters, start=number))
+            number += len(parameters)
+            groups.append(tuple(index for index, _ in numbered))
+            own.append(tuple(index for index, parameter in numbered if not parameter.is_meta))
+            group["params"] = [parameter for parameter in parameters if not parameter.is_meta]
+        return cls(tuple(groups), tuple(own))
+
+    @property
+    def _local(self) -> list[int]:
+        return [number for group in self.own for number in group]
+
+    def gather(self, optimizer: Optimizer, mesh: PipelineMesh | None) -> dict[str, Any]:
+        """The state dict of the unsplit module's optimizer, on the first rank; empty on the others."""
+        state = optimizer.state_dict()
+        numbers = self._local
+        gathered = gather_dicts({numbers[local]: value for local, value in state["state"].items()}, mesh)
+        if mesh is not None and mesh.pipeline_rank != 0:
+            return {}
+        groups = [{**group, "params": list(numbers)} for group, numbers in zip(state["param_groups"], self.groups, strict=True)]
+        return {"state": dict(sorted(gathered.items())), "param_groups": groups}
+
+    def load(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Loads this rank's part of the state dict of an unsplit module's optimizer."""
+        local = {number: position for position, number in enumerate(self._local)}
+        groups = [
+            {**group, "params": [local[number] for number in own]}
+            for group, own in zip(state["param_groups"], self.own, strict=True)
+        ]
+        optimizer.load_state_dict(
+            {
+                "state": {local[number]: value for number, value in state["state"].items() if number in local},
+                "param_groups": groups,
+            }
+        )
+
+
+def gather_gradients(module: nn.Module, mesh: PipelineMesh | None) -> dict[str, Tensor]:
+    """The gradients of an accumulation window by parameter name, on the first rank, summed over the replicas."""
+    own = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.is_meta and parameter.requires_grad:
+            gradient = parameter.grad
+            if mesh is not None and mesh.data_parallel_size > 1:
+                gradient = mesh.sum_over_replicas(torch.zeros_like(parameter) if gradient is None else gradient.clone())
+            if gradient is not None:
+                own[name] = gradient
+    return gather_dicts(own, mesh)
+
+
+def _is_foreign(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta

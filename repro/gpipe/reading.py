@@ -1,0 +1,226 @@
+"""Reading data: one rank of each replica does, the others go through the same loop with placeholders.
+
+The reading rank says before each batch whether there is another, so loaders of unknown length work. Its loader can
+be saved in mid-epoch: the state is the random state in which the epoch began and the number of batches used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from repro.errors import UserError
+
+from .mesh import PipelineMesh
+from .wire import Sender, receive_object
+
+
+class Placeholder:
+    """Stands for a batch on the ranks that read no data, and for no batch where a replica has no rows."""
+
+
+RandomState = tuple[Tensor, Tensor | None]
+"""State of the default generator, and of the loader's own where it has one."""
+
+
+@dataclass
+class Progress:
+    """How far the training loop is, asked when the loader's state is saved."""
+
+    batches: int
+    epoch_is_over: bool
+
+
+class ReadingLoader:
+    """Wraps the loader of the rank that reads data.
+
+    Args:
+        loader: the user's.
+        announce: called before each batch with whether there is one.
+        progress: of the training loop, asked when the loader is saved.
+        agree: gives every replica the random state of the first one, so that all deal out the same order.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        announce: Callable[[bool], None],
+        progress: Callable[[], Progress],
+        agree: Callable[[RandomState], RandomState] = lambda state: state,
+    ) -> None:
+        self.loader = loader
+        self._announce = announce
+        self._progress = progress
+        self._agree = agree
+        self._epoch: RandomState | None = None
+        self._resume: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set, which Lightning looks at."""
+        return getattr(self.loader, "dataset", None)
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler, whose ``set_epoch`` Lightning calls."""
+        return getattr(self.loader, "sampler", None)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The user's batch sampler, whose ``set_epoch`` Lightning calls."""
+        return getattr(self.loader, "batch_sampler", None)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: all drawing happens at the first batch, since a loader may be asked for an iterator in vain.
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._set_random_state(resume["now"] if resume["epoch_is_over"] else resume["epoch"])
+        self._set_random_state(self._agree(self._random_state()))
+        self._epoch = self._random_state()
+        iterator = iter(self.loader)
+        if resume is not None and not resume["epoch_is_over"]:
+            for _ in range(resume["batches"]):
+                next(iterator)
+            self._set_random_state(resume["now"])
+        for batch in iterator:
+            self._announce(True)
+            yield batch
+        self._announce(False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, for a checkpoint within an epoch."""
+        progress = self._progress()
+        now = self._random_state()
+        return {
+            "epoch": self._epoch if self._epoch is not None else now,
+            "now": now,
+            "batches": progress.batches,
+            "epoch_is_over": progress.epoch_is_over,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where ``state`` was saved: the batches used are read again and dropped, so all draws are as before."""
+        self._resume = state or None
+
+    def _random_state(self) -> RandomState:
+        own = getattr(self.loader, "generator", None)
+        return torch.get_rng_state(), None if own is None else own.get_state()
+
+    def _set_random_state(self, state: RandomState) -> None:
+        torch.set_rng_state(state[0])
+        own = getattr(self.loader, "generator", None)
+        if own is not None and state[1] is not None:
+            own.set_state(state[1])
+
+
+class FollowingLoader:
+    """In place of the loader on the ranks that read no data: placeholders, one for each batch that is announced."""
+
+    def __init__(self, mesh: PipelineMesh, length: int | None) -> None:
+        self._mesh = mesh
+        self._length = length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the loader has no length")
+        return self._length
+
+    def __iter__(self) -> Iterator[Placeholder]:
+        while receive_object(self._mesh.rank_of(0), self._mesh.control):
+            yield Placeholder()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the reading rank's loader is the one that is saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to go on with: the reading rank announces the batches."""
+
+
+def announcer(mesh: PipelineMesh | None, sender: Sender) -> Callable[[bool], None]:
+    """Tells the other ranks of the replica whether there is another batch."""
+    if mesh is None:
+        return lambda another: None
+
+    def announce(another: bool) -> None:
+        for peer in range(1, mesh.num_stages):
+            sender.send_object(another, mesh.rank_of(peer), mesh.control)
+
+    return announce
+
+
+class _ReplicaBatches(Sampler[Any]):
+    """Deals the batches of the one-process order out to D replicas, for one of them.
+
+    D consecutive batches make one global batch. Where fewer than D are left, their rows are dealt out as evenly as can
+    be (a replica may have none), or dropped where the loader drops its last batch.
+    """
+
+    def __init__(self, batches: Iterable[list[Any]], replica: int, replicas: int) -> None:
+        self.batches = batches
+        self._replica = replica
+        self._replicas = replicas
+        self._drop_last = bool(getattr(batches, "drop_last", False))
+
+    def __len__(self) -> int:
+        batches = len(self.batches)  # type: ignore[arg-type]
+        return batches // self._replicas if self._drop_last else -(-batches // self._replicas)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        window: list[list[Any]] = []
+        for batch in self.batches:
+            window.append(batch)
+            if len(window) == self._replicas:
+                yield window[self._replica]
+                window = []
+        if window and not self._drop_last:
+            rows = [row for batch in window for row in batch]
+            short, longer = divmod(len(rows), self._replicas)
+            begin = self._replica * short + min(self._replica, longer)
+            yield rows[begin : begin + short + (self._replica < longer)]
+
+
+@dataclass(frozen=True)
+class _CollateAny:
+    """Collates rows, or says that there are none."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self.collate(rows) if rows else Placeholder()
+
+
+def deal_out(loader: Iterable[Any], replica: int, replicas: int) -> Iterable[Any]:
+    """A loader that gives one replica its share, in the one-process order, with ``batch_size`` rows per replica.
+
+    Raises:
+        UserError: a loader that has nothing to deal out (an iterable data set, no batches, or no DataLoader at all).
+    """
+    if replicas == 1:
+        return loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise UserError(
+            f"data_parallel_size={replicas} needs a DataLoader that batches a data set with a length, to deal its rows out; "
+            f"got {type(loader).__name__}. Use data_parallel_size=1, or a map-style data set"
+        )
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_ReplicaBatches(loader.batch_sampler, replica, replicas),
+        num_workers=loader.num_workers,
+        collate_fn=_CollateAny(loader.collate_fn),
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )

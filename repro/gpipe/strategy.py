@@ -1,0 +1,713 @@
+"""The Lightning strategy: ranks, stages, data, optimizers and checkpoints of a pipeline.
+
+Methods stand in the order of Lightning's ``ParallelStrategy`` and ``DDPStrategy``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.strategies import _StrategyRegistry
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
+from lightning.fabric.utilities.distributed import (
+    ReduceOp,
+    _get_default_process_group_backend_for_device,
+    _init_dist_connection,
+    _sync_ddp_if_available,
+)
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies.strategy import TBroadcast
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from repro.errors import UserError
+from repro.schedules import Schedule, make_schedule
+
+from .building import PARTITION_RULES, choose_partition, make_layer, make_skeletons, time_layers
+from .decisions import announce_decisions
+from .engine import Engine, StepResult, Totals
+from .failure import PipelineError, StageError, describe
+from .gathering import OptimizerLayout, gather_dicts, gather_gradients, gather_module_state, load_module_state
+from .mesh import PipelineMesh
+from .microbatch import Boundary, check_boundary, gather
+from .pipeline_module import DOCS, PipelineModule
+from .reading import FollowingLoader, Placeholder, Progress, RandomState, ReadingLoader, announcer, deal_out
+from .tracing import Event
+from .wire import Sender, receive_object
+
+_CHECKPOINT_KEY = "gpipe"
+
+
+class GPipeStrategy(ParallelStrategy):
+    """Trains a ``PipelineModule`` as a pipeline of stages over micro-batches (GPipe, arXiv 1811.06965).
+
+    With as many processes as K x D, each stage has a process (V stages with virtual stages); with one process
+    (``Trainer(devices=1)``) all stages run in it.
+
+    Args:
+        num_stages: K, stages of the pipeline. None: the number of processes divided by ``data_parallel_size``.
+        num_micro_batches: M, slices of each mini-batch. None: 4K, from which on the paper finds the bubble negligible.
+        schedule: order of the actions, a name (``"gpipe"``) or a function with the signature of
+            ``repro.schedules.Generator``.
+        num_virtual_stages: V, stages that each rank holds.
+        remat: which micro-batches drop their activations and compute them again: ``"always"`` (the paper),
+            ``"except_last"`` or ``"never"``.
+        partition: how layers become stages: ``"flops"`` (needs ``example_inputs``), ``"parameters"``, ``"time"``
+            (measured on the reading rank), ``"uniform"``, or layer counts such as ``[3, 2, 4]``. None: ``"flops"`` where
+            there are example inputs, else ``"parameters"``.
+        data_parallel_size: D, replicas of the pipeline; each reads its share of every batch.
+        virtual_devices: with one process, the device of every stage, such as ``["cuda:0", "cuda:0"]``; None: the
+            Trainer's device for all.
+        trace: record when each action of the last step ran (``strategy.gather_trace()``).
+        seed: of initial weights and of all randomness in layers. None: that of ``seed_everything``.
+        timeout: of the process groups.
+
+    Raises:
+        UserError: an option, or options together, that cannot be; before any work starts.
+    """
+
+    def __init__(
+        self,
+        num_stages: int | None = None,
+        num_micro_batches: int | None = None,
+        schedule: str | Callable[..., Schedule] = "gpipe",
+        num_virtual_stages: int = 1,
+        remat: str = "always",
+        partition: str | list[int] | None = None,
+        data_parallel_size: int = 1,
+        virtual_devices: list[str] | None = None,
+        trace: bool = False,
+        seed: int | None = None,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        make_schedule(
+            schedule,
+            num_stages=1 if num_stages is None else num_stages,
+            num_micro_batches=1 if num_micro_batches is None else num_micro_batches,
+            num_virtual_stages=num_virtual_stages,
+            remat=remat,
+        )
+        if data_parallel_size < 1:
+            raise UserError(f"data_parallel_size={data_parallel_size}: give a whole number of at least 1")
+        if isinstance(partition, str) and partition not in PARTITION_RULES:
+            raise UserError(f"unknown partition={partition!r}; give layer counts or one of {', '.join(PARTITION_RULES)}")
+        if isinstance(partition, list) and num_stages is not None and len(partition) != num_stages * num_virtual_stages:
+            raise UserError(
+                f"partition={partition} has {len(partition)} stages but num_stages={num_stages} x num_virtual_stages="
+                f"{num_virtual_stages} needs {num_stages * num_virtual_stages}"
+            )
+        self._asked_stages = num_stages
+        self._asked_micro_batches = num_micro_batches
+        self._schedule = schedule
+        self._num_virtual_stages = num_virtual_stages
+        self._remat = remat
+        self._rule = partition
+        self._data_parallel_size = data_parallel_size
+        self._virtual_devices = virtual_devices
+        self._trace = trace
+        self._asked_seed = seed
+        self._timeout = timeout
+        self._num_nodes = 1
+        self._seed = 0
+        self._mesh: PipelineMesh | None = None
+        self._engine: Engine | None = None
+        self._sender = Sender()
+        self._partition: tuple[int, ...] | None = None
+        self._own: list[int] = []
+        self._layouts: list[OptimizerLayout] = []
+        self._batches_seen = 0
+        self._resume: dict[str, Any] = {}
+        self._accumulating = False
+        self._announced = False
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines; set by the Trainer."""
+        return self._num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_processes(self) -> int:
+        """Processes on this machine."""
+        return len(self.parallel_devices) if self.parallel_devices is not None else 1
+
+    @property
+    def num_stages(self) -> int:
+        """K."""
+        return self._asked_stages or self._num_ranks // self._data_parallel_size
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M."""
+        return self._asked_micro_batches or 4 * self.num_stages
+
+    @property
+    def engine(self) -> Engine:
+        """Executes the schedule; there from ``setup`` to ``teardown``."""
+        if self._engine is None:
+            raise RuntimeError("the engine exists only while the Trainer runs")
+        return self._engine
+
+    @property
+    def mesh(self) -> PipelineMesh | None:
+        """The ranks; None where all stages run in one process."""
+        return self._mesh
+
+    @property
+    def partition(self) -> tuple[int, ...]:
+        """Layers of each stage, once they are known."""
+        if self._partition is None:
+            raise RuntimeError("the partition is known only once the model is built")
+        return self._partition
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        # Lightning injects no sampler: rows are dealt out by ``process_dataloader``, in the one-process order.
+        return {"num_replicas": 1, "rank": 0}
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning should inject a distributed sampler; never, see ``process_dataloader``."""
+        return False
+
+    @override
+    def connect(self, model: pl.LightningModule) -> None:
+        self.check(model)
+        super().connect(model)
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if self._num_ranks > 1 or self.cluster_environment.creates_processes_externally:
+            self._launcher = _CheckingLauncher(self, self.cluster_environment, self.num_processes, self.num_nodes)
+
+    def check(self, model: pl.LightningModule) -> None:
+        """Everything that can be known before processes start work.
+
+        Raises:
+            UserError: the model is no pipeline, or the numbers do not fit it or each other.
+        """
+        if not isinstance(model, PipelineModule):
+            raise UserError(
+                f"strategy='gpipe' needs a PipelineModule, got {type(model).__name__}; derive from repro.gpipe.PipelineModule, or "
+                f"wrap an nn.Sequential with PipelineModule.from_sequential(model, loss) (see {DOCS})"
+            )
+        if not model.automatic_optimization:
+            raise UserError(
+                f"manual optimization (automatic_optimization=False) is not supported with strategy='gpipe' (see {DOCS})"
+            )
+        ranks, stages, replicas = self._num_ranks, self.num_stages, self._data_parallel_size
+        if ranks == 1 and replicas > 1:
+            raise UserError(f"data_parallel_size={replicas} needs num_stages x {replicas} processes, but the Trainer has 1")
+        if ranks > 1 and ranks != stages * replicas:
+            raise UserError(
+                f"num_stages={stages} x data_parallel_size={replicas} is {stages * replicas} processes, but the Trainer has {ranks} "
+                f"(devices x nodes); use devices={stages * replicas}, or devices=1 to run all stages in one process"
+            )
+        if self._virtual_devices is not None and len(self._virtual_devices) != stages * self._num_virtual_stages:
+            raise UserError(
+                f"virtual_devices={self._virtual_devices} must name a device for each of the {stages * self._num_virtual_stages} stages"
+            )
+        layers = len(model.layers())
+        total = stages * self._num_virtual_stages
+        if total > layers:
+            raise UserError(f"num_stages={stages} x num_virtual_stages={self._num_virtual_stages} needs {total} layers, the model has {layers}")
+        if isinstance(self._rule, list) and (sum(self._rule) != layers or len(self._rule) != total or min(self._rule) < 1):
+            raise UserError(
+                f"partition={self._rule} must be {total} numbers of at least 1 that add up to the model's {layers} layers; it has "
+                f"{len(self._rule)} that add up to {sum(self._rule)}"
+            )
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self._num_ranks > 1:
+            # No reset_seed as in DDP: the reading rank goes on drawing what one process would.
+            self.set_world_ranks()
+            backend = _get_default_process_group_backend_for_device(self.root_device)
+            device_id = self.root_device if self.root_device.type != "cpu" else None
+            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout, device_id=device_id)  # type: ignore[arg-type]
+            if self._mesh is None:
+                self._mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device.type)
+        seed = torch.initial_seed() if self._asked_seed is None else self._asked_seed
+        self._seed = int(self.broadcast(seed))
+
+    def set_world_ranks(self) -> None:
+        """Tells cluster environment and logging who this process is."""
+        assert self.cluster_environment is not None
+        self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+        self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
+
+    def build(self, module: PipelineModule) -> None:
+        """Makes this rank's layers of ``module``; those of other ranks stay on the meta device.
+
+        Raises:
+            UserError: the layers cannot be cut as asked, or the module was built for other stages.
+        """
+        factories = module.layers()
+        skeletons = make_skeletons(factories)
+        placement = make_schedule(
+            self._schedule,
+            num_stages=self.num_stages,
+            num_micro_batches=self.num_micro_batches,
+            num_virtual_stages=self._num_virtual_stages,
+            remat=self._remat,
+        ).placement
+        counts, costs, rule = choose_partition(
+            self._rule,
+            skeletons,
+            len(placement),
+            example=lambda: _example(module),
+            timed=lambda inputs: self.broadcast(
+                time_layers(factories, self._seed, inputs, self.root_device) if self.global_rank == 0 else []
+            ),
+        )
+        self._partition = tuple(counts)
+        stage_of = [stage for stage, count in enumerate(counts) for _ in range(count)]
+        rank = None if self._mesh is None else self._mesh.pipeline_rank
+        self._own = [index for index, stage in enumerate(stage_of) if rank is None or rank in placement[stage]]
+        layers = list(skeletons) if module.model is None else list(module.model)
+        for index, skeleton in enumerate(skeletons):
+            if index not in self._own:
+                layers[index] = skeleton
+            elif module.model is None:
+                layers[index] = make_layer(factories[index], self._seed, index)
+            elif any(parameter.is_meta for parameter in layers[index].parameters()):
+                raise UserError(
+                    f"the module was built for other stages: this rank does not hold layer {index}; make a new module and load the "
+                    "checkpoint into it"
+                )
+        module.model = nn.Sequential(*layers)
+        if self.is_global_zero and not self._announced:
+            self._announced = True
+            announce_decisions(
+                schedule=self._schedule,
+                num_stages=self.num_stages,
+                num_micro_batches=self.num_micro_batches,
+                num_virtual_stages=self._num_virtual_stages,
+                remat=self._remat,
+                data_parallel_size=self._data_parallel_size,
+                processes=self._num_ranks,
+                partition=counts,
+                costs=costs,
+                rule=rule,
+            )
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        module = self._module
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.model = self.precision_plugin.convert_module(module)
+        self.model_to_device()
+        self._share_weights()
+        outside = [name for name, _ in module.named_parameters() if not name.startswith("model.")]
+        if outside:
+            raise UserError(
+                f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer (see {DOCS})"
+            )
+        assert module.model is not None
+        self._batches_seen = int(self._resume.get("batches_seen", 0)) if fitting else 0
+        self._engine = Engine(
+            {index: module.model[index] for index in self._own},
+            self.partition,
+            num_micro_batches=self.num_micro_batches,
+            loss=module.loss,
+            metrics=module.metrics,
+            schedule=self._schedule,
+            num_virtual_stages=self._num_virtual_stages,
+            remat=self._remat,
+            mesh=self._mesh,
+            devices=[self.root_device] if self._mesh is not None else self._stage_devices,
+            seed=int(self._resume.get("seed", self._seed)) if fitting else self._seed,
+            trace=self._trace,
+        )
+        if fitting:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+        if self._mesh is not None:
+            # The Trainer clips through the precision plugin; the norm is over all stages.
+            self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
+        # Loss and metrics are equal on every rank already.
+        warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True")
+
+    @override
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        self._layouts = [OptimizerLayout.drop_foreign(optimizer) for optimizer in self.optimizers]
+        if self._scaler is not None and not all(any(layout.own) for layout in self._layouts):
+            raise UserError(
+                f"rank {self.global_rank} holds no parameter, which precision='16-mixed' cannot have; use bf16-mixed, or a partition "
+                "that gives each stage a layer with parameters"
+            )
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        return batch if self.is_placeholder(batch) else super().batch_to_device(batch, device, dataloader_idx)
+
+    @override
+    def model_to_device(self) -> None:
+        with self._without_layers() as layers:
+            self._module.to(self.root_device)
+            assert self._partition is not None
+            devices = [device for device, count in zip(self._stage_devices, self._partition, strict=True) for _ in range(count)]
+            for index in self._own:
+                layers[index].to(devices[index])
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        """The reading rank gets its replica's share of the loader, the others a loader of placeholders."""
+        mesh = self._mesh
+        assert isinstance(dataloader, Iterable)
+        if mesh is not None and not mesh.reads_data:
+            return FollowingLoader(mesh, receive_object(mesh.rank_of(0), mesh.control))
+        share = deal_out(dataloader, mesh.replica if mesh else 0, self._data_parallel_size)
+        _auto_add_worker_init_fn(share, self.global_rank)
+        if mesh is not None:
+            for peer in range(1, mesh.num_stages):
+                self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
+        return ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)
+
+    def is_placeholder(self, batch: object) -> bool:
+        """Whether ``batch`` stands for one that another rank reads, or for none."""
+        return isinstance(batch, Placeholder)
+
+    def run_training_step(self, batch: Any) -> StepResult:
+        """Runs the schedule on a batch; the gradients are set aside in the result."""
+        inputs, targets = self._split(batch)
+        counter, self._batches_seen = self._batches_seen, self._batches_seen + 1
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        with self._in_pipeline():
+            return self.engine.train_step(inputs, targets, batch_counter=counter, loss_scale=scale)
+
+    def run_evaluation_step(self, batch: Any, batch_idx: int) -> Totals:
+        """Loss and metrics of a batch, equal on every rank."""
+        inputs, targets = self._split(batch)
+        with self._in_pipeline():
+            return self.engine.evaluate(inputs, targets, batch_counter=batch_idx)
+
+    def run_prediction_step(self, batch: Any, batch_idx: int) -> Any:
+        """Outputs of a batch on rank 0, those of all replicas in order; None elsewhere."""
+        inputs, _ = self._split(batch)
+        with self._in_pipeline():
+            outputs = self.engine.predict(inputs, batch_counter=batch_idx)
+        mesh = self._mesh
+        if mesh is None or self._data_parallel_size == 1 or not mesh.reads_data:
+            return outputs
+        shares: list[Any] = [None] * self._data_parallel_size
+        mesh.gather_over_replicas(shares, outputs)
+        return gather([share for share in shares if share is not None]) if self.is_global_zero else None
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        if self._accumulating:
+            return
+        if self._data_parallel_size > 1:
+            self._sum_gradients_over_replicas()
+        if self._scaler is not None and self._mesh is not None:
+            self._share_overflow()
+
+    @contextmanager
+    @override
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clips the gradients of this rank's parameters by the norm over all stages.
+
+        Args:
+            parameters: those of this rank; each rank gives its own.
+            max_norm: the largest norm that stays.
+            norm_type: 2, another p, or ``inf``.
+
+        Returns:
+            The norm before clipping, equal on every rank.
+        """
+        own = [p for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None], norm_type)
+        norm = norm.to(self.root_device)
+        if self._mesh is not None:
+            infinite = norm_type == float("inf")
+            share = norm.clone() if infinite else norm.pow(norm_type)
+            share = share.to(torch.float64 if share.device.type == "cpu" else share.dtype)
+            dist.all_reduce(share, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=self._mesh.activations)
+            norm = share if infinite else share.pow(1.0 / norm_type)
+        torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+        return norm
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        if self._num_ranks > 1 and dist.is_initialized():
+            dist.barrier()
+
+    @override
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        if self._num_ranks == 1 or not dist.is_initialized():
+            return obj
+        holder = [obj]
+        dist.broadcast_object_list(holder, src)
+        return holder[0]
+
+    @override
+    def reduce(
+        self, tensor: Tensor | Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
+    ) -> Tensor | Any:
+        return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return gather_module_state(self._module, self._mesh)
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        plain = getattr(optimizer, "_optimizer", optimizer)
+        return self._layouts[self.optimizers.index(plain)].gather(plain, self._mesh)
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+        loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+        state = {
+            "seed": self.engine.seed,
+            "batches_seen": self._batches_seen,
+            # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
+            "loaders": loops.pop("combined_loader", []),
+            "gradients": gather_gradients(self._module, self._mesh) if self._window_is_open else {},
+        }
+        checkpoint[_CHECKPOINT_KEY] = state
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._resume = checkpoint.get(_CHECKPOINT_KEY, {})
+        if self._resume.get("loaders"):
+            checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = self._resume["loaders"]
+        return checkpoint
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        load_module_state(self._module, checkpoint["state_dict"], strict=strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, layout, state in zip(self.optimizers, self._layouts, checkpoint["optimizer_states"], strict=True):
+            layout.load(optimizer, state)
+        _optimizers_to_device(self.optimizers, self.root_device)
+
+    @override
+    def on_train_start(self) -> None:
+        gradients = self._resume.get("gradients", {})
+        self._resume = {}
+        if self._mesh is not None and self._mesh.replica != 0:
+            return  # they are the sum over the replicas
+        for name, parameter in self._module.named_parameters():
+            if name in gradients and not parameter.is_meta:
+                parameter.grad = gradients[name].to(parameter.device, parameter.dtype)
+
+    def gather_trace(self) -> list[Event]:
+        """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
+
+        Needs ``trace=True``; every rank must call it.
+        """
+        events = {self.global_rank: self.engine.events}
+        return [event for part in gather_dicts(events, self._mesh).values() for event in part]
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        if self._mesh is not None and not isinstance(exception, PipelineError | StageError):
+            self._mesh.watchdog.report(f"rank {self.global_rank}: {describe(exception)}")
+
+    @override
+    def teardown(self) -> None:
+        self.precision_plugin.__dict__.pop("clip_grad_by_norm", None)
+        with self._without_layers() as layers:
+            super().teardown()
+            for index in self._own:
+                layers[index].cpu()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self._sender.close()
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        strategy_registry.register("gpipe", cls, description="Pipeline of stages over micro-batches (GPipe)", override=True)
+
+    @property
+    def _num_ranks(self) -> int:
+        if self.cluster_environment is not None and self.cluster_environment.creates_processes_externally:
+            return self.cluster_environment.world_size()
+        return self._num_nodes * self.num_processes
+
+    @property
+    def _module(self) -> PipelineModule:
+        module = self.lightning_module
+        assert isinstance(module, PipelineModule)
+        return module
+
+    @property
+    def _scaler(self) -> Any | None:
+        return getattr(self.precision_plugin, "scaler", None)
+
+    @property
+    def _stage_devices(self) -> list[torch.device]:
+        if self._mesh is None and self._virtual_devices is not None:
+            return [torch.device(device) for device in self._virtual_devices]
+        return [self.root_device] * (self.num_stages * self._num_virtual_stages)
+
+    @property
+    def _window_is_open(self) -> bool:
+        trainer = self._module.trainer
+        return trainer.state.fn == TrainerFn.FITTING and trainer.training and trainer.fit_loop._should_accumulate()
+
+    def _split(self, batch: Any) -> tuple[Boundary | None, Boundary | None]:
+        if self.is_placeholder(batch):
+            return None, None
+        inputs, targets = self._module.split_batch(batch)
+        return (
+            check_boundary(inputs, "the inputs of split_batch(batch)"),
+            None if targets is None else check_boundary(targets, "the targets of split_batch(batch)"),
+        )
+
+    @contextmanager
+    def _in_pipeline(self) -> Generator[None, None, None]:
+        self._module._in_pipeline = True
+        try:
+            yield
+        finally:
+            self._module._in_pipeline = False
+
+    @contextmanager
+    def _without_layers(self) -> Generator[nn.Sequential, None, None]:
+        """What moves a whole module cannot move meta tensors: the layers are taken out meanwhile."""
+        module = self._lightning_module
+        layers = module.model if isinstance(module, PipelineModule) and module.model is not None else nn.Sequential()
+        if isinstance(module, PipelineModule):
+            module.model = None
+        try:
+            yield layers
+        finally:
+            if isinstance(module, PipelineModule):
+                module.model = layers or None
+
+    def _share_weights(self) -> None:
+        """Replicas begin with the weights of the first one."""
+        mesh, layers = self._mesh, self._module.model
+        if mesh is None or self._data_parallel_size == 1 or layers is None:
+            return
+        for index in self._own:
+            for tensor in (*layers[index].parameters(), *layers[index].buffers()):
+                dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
+
+    def _progress(self) -> Progress:
+        batches = self._module.trainer.fit_loop.epoch_loop.batch_progress
+        return Progress(batches.current.ready, batches.is_last_batch)
+
+    def _agree_on_random_state(self, state: RandomState) -> RandomState:
+        if self._mesh is None or self._data_parallel_size == 1:
+            return state
+        states: list[Any] = [None] * self._data_parallel_size
+        self._mesh.gather_over_replicas(states, state)
+        first: RandomState = states[0]
+        return first
+
+    def _sum_gradients_over_replicas(self) -> None:
+        """Once per optimizer step; each replica's gradients are its share of those of the union mini-batch."""
+        mesh = self._mesh
+        assert mesh is not None
+        parameters = [p for stage in self.engine.stages.values() for p in stage.parameters() if p.requires_grad]
+        if not parameters:
+            return
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=self.root_device)
+        mesh.sum_over_replicas(present)
+        used = [p for p, count in zip(parameters, present.tolist(), strict=True) if count]
+        for dtype in dict.fromkeys(p.dtype for p in used):
+            group = [p for p in used if p.dtype == dtype]
+            for parameter in group:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            gradients = [p.grad for p in group if p.grad is not None]
+            vector = mesh.sum_over_replicas(torch.nn.utils.parameters_to_vector(gradients))
+            torch.nn.utils.vector_to_parameters(vector, gradients)
+
+    def _share_overflow(self) -> None:
+        """An overflow on one stage makes the scaler of every rank skip the step and lower its scale."""
+        gradients = [p.grad for stage in self.engine.stages.values() for p in stage.parameters() if p.grad is not None]
+        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        overflow = torch.tensor([0.0 if finite else 1.0], device=self.root_device)
+        dist.all_reduce(overflow, dist.ReduceOp.MAX)
+        if finite and overflow.item() and gradients:
+            gradients[0].view(-1)[0] = float("inf")
+
+    def _clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        self.clip_grad_norm(self.precision_plugin.main_params(optimizer), float(clip_val))
+
+
+class _CheckingLauncher(_SubprocessScriptLauncher):
+    """Looks for errors that can be known in advance before it starts processes, so that they are told once."""
+
+    def __init__(self, strategy: GPipeStrategy, environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> None:
+        super().__init__(environment, num_processes, num_nodes)
+        self._strategy = strategy
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        if trainer is not None and trainer.lightning_module is not None:
+            self._strategy.check(trainer.lightning_module)
+        return super().launch(function, *args, trainer=trainer, **kwargs)
+
+
+def _example(module: PipelineModule) -> Boundary | None:
+    inputs = module.example_inputs()
+    return None if inputs is None else check_boundary(inputs, "example_inputs()")
