@@ -90,8 +90,15 @@ def test_imports_finds_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "gpipe" / "deep" / "module.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import torch.nn\nimport os, repro.report\nfrom repro import tasks\nfrom ... import cli\n"
-        "from ..engine import x\nfrom . import y\nfrom ...schedules.theory import bubble\ndef f():\n    from repro.models import amoebanet\n"
+        "import torch.nn\n"
+        "import os, repro.report\n"
+        "from repro import tasks\n"
+        "from ... import cli\n"
+        "from ..engine import x\n"
+        "from . import y\n"
+        "from ...schedules.theory import bubble\n"
+        "def f():\n"
+        "    from repro.models import amoebanet\n"
     )
     assert list(imports(path)) == [
         "torch.nn",

@@ -89,8 +89,9 @@ def replay(schedule: Schedule, durations: Mapping[Kind, Sequence[Time]], transfe
                     runnable.append(waits_gradient.pop(key))
 
     blocked = {}
-    for waits, kind in ((waits_forward, forward), (waits_gradient, whole_backward)):
+    for waits, kinds in ((waits_forward, (forward,)), (waits_gradient, (whole_backward, input_gradient))):
         for source, rank in waits.items():
-            missing = Action(kind, *divmod(source, count))
+            wanted = [Action(kind, *divmod(source, count)) for kind in kinds]
+            missing = next((action for action in wanted if any(action in row for row in schedule.actions)), wanted[0])
             blocked[rank] = (schedule.actions[rank][len(ends[rank])], missing)
     return Replay(tuple(map(tuple, starts)), tuple(map(tuple, ends)), dict(sorted(blocked.items())))

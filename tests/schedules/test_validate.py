@@ -102,6 +102,11 @@ def test_broken(schedule: Schedule, parts: list[str]) -> None:
             parse("F0 F1 B1 F2 B0 B2", "F0 B0 F1 F2 B1 B2"),
             ["rank 0 at B1@0 waits for B1@1", "rank 1 at F2@1 waits for F2@0"],
         ),
+        # A split backward is named by its I.
+        (
+            parse("F0 B0 F1 B1", "F1 F0 I0 W0 I1 W1"),
+            ["rank 0 at B0@0 waits for I0@1", "rank 1 at F1@1 waits for F1@0"],
+        ),
         # Three ranks in a circle.
         (
             parse("F0 B0 F1 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"),
