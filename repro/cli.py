@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from . import __version__
-from .arguments import suggest
-from .errors import UserError
+from repro import __version__
+from repro.arguments import suggest
+from repro.errors import UserError
 
 
 class Command(NamedTuple):

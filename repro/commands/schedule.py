@@ -7,9 +7,9 @@ import json
 import shutil
 from collections.abc import Sequence
 
-from ..arguments import ArgumentParser
-from ..report.timeline import draw
-from ..schedules import GENERATORS, Remat, Timeline, make_schedule, simulate
+from repro.arguments import ArgumentParser
+from repro.report.timeline import draw
+from repro.schedules import GENERATORS, Remat, Timeline, make_schedule, simulate
 
 _DESCRIPTION = """\
 Draw a pipeline schedule: one row per rank, time from left to right, dots where the rank idles. It is simulated from

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
 
-from ..errors import UserError
+from repro.errors import UserError
 
 
 class PartitionError(UserError):

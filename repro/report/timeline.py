@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..schedules import Action, Schedule, Timeline
-from ..schedules.replay import Time
+from repro.schedules import Action, Schedule, Timeline
+from repro.schedules.replay import Time
 
 _IDLE = "."
 _MAX_LETTERS = 26

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..errors import UserError
+from repro.errors import UserError
 
 
 class ScheduleError(UserError):
