@@ -455,5 +455,5 @@ class _Step:
             gradients = ()
         with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
             input_gradients = stage.backward(micro_batch, gradients)
-        if index > 0 and any(gradient is not None for gradient in input_gradients):
+        if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)

@@ -27,6 +27,10 @@ def is_recomputing() -> bool:
     return _RECOMPUTING.get()
 
 
+InputGradient = tuple[Tensor, Tensor | None]
+"""An input of a stage and its gradient, None where nothing depends on it."""
+
+
 @dataclass
 class MicroBatchReport:
     """What the last stage says of one micro-batch: sums and counts, still on the device."""
@@ -59,7 +63,7 @@ class _Entry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
+        return leaf.data
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -156,7 +160,7 @@ class Stage:
         finally:
             _RECOMPUTING.reset(token)
 
-    def backward(self, micro_batch: int, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    def backward(self, micro_batch: int, gradients: tuple[Tensor | None, ...]) -> tuple[InputGradient | None, ...]:
         """B: adds to the ``.grad`` of the parameters and returns the gradients of the inputs.
 
         Args:
@@ -164,10 +168,10 @@ class Stage:
                 no output wants one.
 
         Returns:
-            For each input its gradient (zeros where nothing depends on it), None where it requires none.
+            For each input that requires a gradient, the input and its gradient (None where nothing depends on it); None for
+            the others.
         """
         flight = self._flights.pop(micro_batch)
-        inputs = elements(flight.inputs)
         if flight.outputs is not None and gradients:
             pairs = [
                 (output, gradient)
@@ -177,9 +181,7 @@ class Stage:
             if pairs:
                 roots, seeds = zip(*pairs, strict=True)
                 torch.autograd.backward(roots, seeds)
-        return tuple(
-            None if e is None or not e.requires_grad else torch.zeros_like(e) if e.grad is None else e.grad for e in inputs
-        )
+        return tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(flight.inputs))
 
     def forget(self) -> None:
         """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
@@ -228,4 +230,11 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _enter(inputs: Boundary) -> Boundary:
-    return like(inputs, [_Entry.apply(e) if e is not None and e.requires_grad else e for e in elements(inputs)])  # type: ignore[no-untyped-call]
+    """``.data`` where no gradient is wanted: micro-batches are views of one batch, which share one version counter."""
+    return like(
+        inputs,
+        [
+            None if e is None else _Entry.apply(e) if e.requires_grad else e.data  # type: ignore[no-untyped-call]
+            for e in elements(inputs)
+        ],
+    )

@@ -14,8 +14,9 @@ from repro.schedules import Message, Schedule, incoming
 
 from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, elements, like
+from .stage import InputGradient
 from .tracing import Recorder
-from .wire import BoundarySpec, Sender, as_bytes, receive_object, spec_of, talking_to
+from .wire import BoundarySpec, Sender, TensorSpec, as_bytes, receive_object, spec_of, talking_to
 
 _AHEAD = 2
 """Receives that are posted beyond the one that is needed now, so that messages arrive during arithmetic."""
@@ -56,15 +57,15 @@ class LocalTransport:
         """The input of ``message.target_stage``, detached."""
         return self._activations.pop((message.target_stage, message.micro_batch))
 
-    def send_gradient(self, message: Message, gradients: tuple[Tensor | None, ...]) -> None:
+    def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
         """Hands the gradients of the input of ``message.source_stage`` back."""
         device = self._devices[message.target_stage]
         self._gradients[message.target_stage, message.micro_batch] = tuple(
-            None if g is None else g.to(device, non_blocking=True) for g in gradients
+            None if pair is None or pair[1] is None else pair[1].to(device, non_blocking=True) for pair in gradients
         )
 
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
-        """The gradients of the output of ``message.target_stage``, None for elements that want none."""
+        """The gradients of the output of ``message.target_stage``, None for elements that want or have none."""
         return self._gradients.pop((message.target_stage, message.micro_batch))
 
     def finish(self) -> None:
@@ -174,7 +175,8 @@ class ProcessTransport(LocalTransport):
         if self._check(message, spec):
             self._sender.send_object(spec, self._mesh.rank_of(target), self._mesh.control)
         wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
-        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
+        present = TensorSpec(torch.uint8, (sum(e is not None for e in wanted),), False)
+        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, (*wanted, present))
         self._send(elements(boundary), target, self._mesh.activations)
 
     def receive_activation(self, message: Message) -> Boundary:
@@ -187,11 +189,15 @@ class ProcessTransport(LocalTransport):
                 value.requires_grad_(element.requires_grad)
         return tuple(received.values) if received.spec.is_tuple else next(v for v in received.values if v is not None)
 
-    def send_gradient(self, message: Message, gradients: tuple[Tensor | None, ...]) -> None:
+    def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
         target = self._runs_on[message.target_stage]
         if target == self._mesh.pipeline_rank:
             return super().send_gradient(message, gradients)
-        self._send(gradients, target, self._mesh.gradients)
+        # Receives are posted before it is known that nothing depends on an element: zeros fill its place.
+        wanted = [pair for pair in gradients if pair is not None]
+        present = torch.tensor([gradient is not None for _, gradient in wanted], dtype=torch.uint8, device=self._device)
+        filled = [torch.zeros_like(value) if gradient is None else gradient for value, gradient in wanted]
+        self._send([*filled, present], target, self._mesh.gradients)
 
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
         source = self._runs_on[message.source_stage]
@@ -199,7 +205,10 @@ class ProcessTransport(LocalTransport):
             return super().receive_gradient(message)
         received = self._take(self._inboxes[source, message.direction], message)
         del self._wanted[message.target_stage, message.micro_batch]
-        return tuple(received.values)
+        *values, mask = received.values
+        assert mask is not None
+        present = iter(mask.tolist())
+        return tuple(None if value is None or not next(present) else value for value in values)
 
     def finish(self) -> None:
         """Ends the step: everything that was sent has arrived."""
