@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _status(root, sources, options.json)
         names = [_NAMES[options.only]] if options.only else list(_NAMES.values())
         errors = fetch(names, root, sources, Console())
-    except DataError as error:
-        errors = [error]
+    except DataError as failure:
+        errors = [failure]
     except KeyboardInterrupt:
         errors = [DataError("stopped; wheels that had arrived are kept for the next attempt")]
     for error in errors:

@@ -12,7 +12,7 @@ import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 
 MIN_WORDS, MAX_WORDS = 3, 40
 PLACEHOLDER = "X"
@@ -21,6 +21,7 @@ _REFERENCE = re.compile(r"\[%key:|\{[^{}]*,\s*(?:plural|select|selectordinal|num
 _LINK = re.compile(r"!?\[([^\][]*)\]\([^()\s]*\)")
 _NUMBERED = re.compile(r"\[\d+:((?:[^\][\\]|\\.)*)\]")  # Trac's [1:text]
 _ADDRESS = re.compile(r"\b(?:https?|ftp|mailto)://[^\s<>\"')\]]+|\bhttps?://\S+")
+_BREAK = re.compile(r"</?(?:br|p|div|li|ul|ol|h\d|td|tr)\b[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*/?>|<!--.*?-->", re.DOTALL)
 _PLACEHOLDERS = re.compile(
     r"%\([A-Za-z_][\w.]*\)[-#0-9 +.]*[A-Za-z]"  # %(name)s
@@ -63,7 +64,7 @@ def clean(text: str) -> str | None:
     text = _LINK.sub(r"\1", text)
     text = _NUMBERED.sub(r"\1", text)
     text = _ADDRESS.sub(PLACEHOLDER, text)
-    text = _TAG.sub(" ", text)
+    text = _TAG.sub("", _BREAK.sub(" ", text))
     text = _PLACEHOLDERS.sub(PLACEHOLDER, text)
     text = _ACCELERATOR_IN_BRACKETS.sub("", text)
     text = _ACCELERATOR.sub("", text)
@@ -87,7 +88,7 @@ def words_of(sentence: str) -> frozenset[str]:
     return frozenset(_WORD.findall(sentence.lower()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def script_of(character: str) -> str:
     """Name of the script of a letter; empty for anything else."""
     if not character.isalpha():

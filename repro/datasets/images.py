@@ -119,10 +119,10 @@ class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
             left = int(torch.randint(room_left + 1, ()))
             if bool(torch.rand(()) < 0.5):
                 image = image.flip(-1)
-        # The border is black, as the background of the pictures is: the value that 0 has after normalisation.
-        padded = torch.full((image.shape[0], self.size, self.size), -MEAN / STD)
-        padded[:, top : top + height, left : left + width] = (image.float() / 255 - MEAN) / STD
-        return padded, self.labels[index]
+        # Padded before it is normalised: the border is black, as the background of the pictures is.
+        padded = torch.zeros(image.shape[0], self.size, self.size)
+        padded[:, top : top + height, left : left + width] = image
+        return (padded / 255 - MEAN) / STD, self.labels[index]
 
 
 def image_datasets(

@@ -1,4 +1,4 @@
-"""How packaged sets lie on disk: a folder per set, put in place in one step, with a manifest that says what it holds."""
+"""How packaged sets lie on disk: a folder per set, put in place in one step, with a manifest of what it holds."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def new_set(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_manifest(folder: Path, name: str, recipe: str, source: str, licence: str, counts: dict[str, int | float]) -> None:
+def write_manifest(
+    folder: Path, name: str, recipe: str, source: str, licence: str, counts: dict[str, int | float]
+) -> None:
     """Write the manifest of the files that are in ``folder`` now."""
     files = {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }
     manifest = Manifest(name, recipe, source, licence, files, counts)
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -63,7 +63,7 @@ def language_sizes(root: str | Path | None = None, split: str = "train") -> dict
     Raises:
         DataError: unknown split, or the corpus has not been fetched.
     """
-    sizes = {language: 0 for language in _languages(_folder(root))}
+    sizes = dict.fromkeys(_languages(_folder(root)), 0)
     for pair in load_pairs(split=split, root=root):
         sizes[pair.language] += 1
     return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))

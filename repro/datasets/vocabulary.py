@@ -1,4 +1,4 @@
-"""One SentencePiece vocabulary for all languages (GPipe section 5; Arivazhagan et al. 2019), trained once and cached."""
+"""One SentencePiece vocabulary for all languages (Arivazhagan et al. 2019), trained once and cached."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def train_vocabulary(lines: Sequence[str], size: int, languages: Sequence[str] =
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise DataError(f"no vocabulary of size={size} from {len(lines)} lines: {error}. Choose another size.") from error
+        raise DataError(
+            f"no vocabulary of size={size} from {len(lines)} lines: {error}. Choose another size."
+        ) from error
     return Vocabulary(model.getvalue())
 
 
