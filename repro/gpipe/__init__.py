@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from .engine import Engine, StepResult, Totals
+from .engine import Engine
 from .failure import PipelineError, StageError
 from .microbatch import BatchError
 from .pipeline_module import PipelineModule
+from .results import StepResult, Totals
 from .stage import is_recomputing
 from .strategy import GPipeStrategy
 from .tracing import Event

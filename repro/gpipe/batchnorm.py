@@ -50,12 +50,15 @@ class PooledBatchNorm:
         for module in modules:
             if isinstance(module, nn.SyncBatchNorm):
                 raise UserError(
-                    "SyncBatchNorm is not supported: each micro-batch is normalised with its own statistics, and the running "
+                    "SyncBatchNorm is not supported: each micro-batch is normalised with its own statistics, and the "
+                    "running "
                     "statistics are pooled over micro-batches and replicas already; use nn.BatchNorm (Trainer: "
                     "sync_batchnorm=False)"
                 )
             if isinstance(module, _InstanceNorm) and module.track_running_stats:
-                raise UserError("InstanceNorm with track_running_stats=True is not supported; use track_running_stats=False")
+                raise UserError(
+                    "InstanceNorm with track_running_stats=True is not supported; use track_running_stats=False"
+                )
             if isinstance(module, _BatchNorm):
                 self._layers.append(module)
         self._moments: dict[_BatchNorm, _Moments] = {}
@@ -71,7 +74,9 @@ class PooledBatchNorm:
         for layer in self._layers:
             handles.append(layer.register_forward_pre_hook(lambda module, args: _lend_buffers(module, undo)))
             handles.append(
-                layer.register_forward_hook(lambda module, args, output: self._take_back(module, args[0], undo, record=record))
+                layer.register_forward_hook(
+                    lambda module, args, output: self._take_back(module, args[0], undo, record=record)
+                )
             )
         try:
             yield

@@ -46,7 +46,8 @@ def make_skeletons(factories: Sequence[Factory]) -> list[nn.Module]:
             first = owners.setdefault(id(parameter), (index, name))
             if first[0] != index:
                 raise UserError(
-                    f"layers {first[0]} ({first[1]}) and {index} ({name}) share a parameter; weights tied across layers are "
+                    f"layers {first[0]} ({first[1]}) and {index} ({name}) share a parameter; weights tied across "
+                    "layers are "
                     "not supported: give each layer its own, or put both uses into one layer"
                 )
         # A factory that hands out an existing layer is not copied to the meta device by the context.
@@ -75,7 +76,8 @@ def choose_partition(
         The layer counts, the cost of each layer, and the name of the rule.
 
     Raises:
-        UserError: more stages than layers, counts that do not add up, an unknown rule, a rule that needs example inputs.
+        UserError: more stages than layers, counts that do not add up, an unknown rule, no example inputs for a rule
+            that needs them.
     """
     if total_stages > len(skeletons):
         raise UserError(
@@ -90,7 +92,9 @@ def choose_partition(
     if rule is None:
         rule = "parameters" if inputs is None else "flops"
     if rule in ("flops", "time") and inputs is None:
-        raise UserError(f"partition={rule!r} needs example_inputs(); define it on the module, or use partition='parameters'")
+        raise UserError(
+            f"partition={rule!r} needs example_inputs(); define it on the module, or use partition='parameters'"
+        )
     if rule == "flops":
         assert inputs is not None
         costs = flop_costs(skeletons, inputs)

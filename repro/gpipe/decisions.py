@@ -40,7 +40,8 @@ def announce_decisions(
     where = "in this process" if processes == 1 else f"in {processes} processes"
     replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
     rank_zero_info(
-        f"Pipeline: K = {num_stages}{virtual} stages {where}{replicas}, M = {num_micro_batches} micro-batches, schedule "
+        f"Pipeline: K = {num_stages}{virtual} stages {where}{replicas}, M = {num_micro_batches} micro-batches, "
+        "schedule "
         f"{plan.name}, remat {remat}.\n"
         f"Partition by {rule}: {list(partition)} layers; the largest stage ({bottleneck}) has "
         f"{per_stage[bottleneck] / unit:.2f} x the mean cost.\n"
@@ -50,11 +51,13 @@ def announce_decisions(
     if num_micro_batches < 4 * num_stages and num_stages > 1:
         enough = smallest_num_micro_batches(num_stages, 0.2)
         rank_zero_warn(
-            f"num_micro_batches={num_micro_batches} is below 4 x num_stages={4 * num_stages}, from where on the bubble is small; with "
+            f"num_micro_batches={num_micro_batches} is below 4 x num_stages={4 * num_stages}, from where on the "
+            "bubble is small; with "
             f"equal stages the bubble is at most 20% from num_micro_batches={enough}."
         )
     if len(costs) < 2 * len(partition):
         rank_zero_warn(
-            f"{len(costs)} layers on {len(partition)} stages can hardly be balanced; split the layers more finely or use "
+            f"{len(costs)} layers on {len(partition)} stages can hardly be balanced; split the layers more finely or "
+            "use "
             f"num_stages={max(1, len(costs) // (2 * num_virtual_stages))} or fewer."
         )

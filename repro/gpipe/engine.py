@@ -2,100 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import accumulate
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from repro.errors import UserError
 from repro.planning import check_partition
-from repro.schedules import Action, Generator, Kind, Message, Remat, Schedule, forward_only, make_schedule, merged_order
+from repro.schedules import Action, Generator, Kind, Remat, Schedule, forward_only, make_schedule, merged_order
 
 from .failure import PipelineError, StageError, describe
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, count_rows, elements, gather, micro_batch_rows, scatter
+from .microbatch import BatchError, Boundary, count_rows, gather, micro_batch_rows, scatter
+from .results import StepResult, Totals
 from .rng import StepKey
-from .stage import Loss, Metrics, MicroBatchReport, Stage
+from .stage import Loss, Metrics, Stage
+from .step import Mode, Step
 from .tracing import Event, Recorder
 from .transport import LocalTransport, ProcessTransport
 from .wire import ConnectionLost, Sender, receive_boundary, receive_object
-
-
-class Mode(StrEnum):
-    """What a step is for."""
-
-    TRAIN = "train"
-    EVALUATE = "evaluate"
-    PREDICT = "predict"
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums and counts over all micro-batches of all replicas; equal on every rank.
-
-    Attributes:
-        loss_sum: sum of the losses.
-        count: what the loss is averaged over (rows, or tokens that count).
-        metrics: by name, (sum, count).
-    """
-
-    loss_sum: float = 0.0
-    count: float = 0.0
-    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> float:
-        """Mean loss; NaN where nothing counts, as in the unsplit model."""
-        return self.loss_sum / self.count if self.count else float("nan")
-
-    def __add__(self, other: Totals) -> Totals:
-        metrics = dict(self.metrics)
-        for name, (value, count) in other.metrics.items():
-            before = metrics.get(name, (0.0, 0.0))
-            metrics[name] = (before[0] + value, before[1] + count)
-        return Totals(self.loss_sum + other.loss_sum, self.count + other.count, metrics)
-
-
-class StepResult:
-    """What a training step gives: the totals, and the gradients of this rank's parameters, set aside.
-
-    Attributes:
-        totals: loss and metrics, equal on every rank.
-        rows: rows of this replica's mini-batch.
-    """
-
-    def __init__(self, totals: Totals, stash: dict[nn.Parameter, Tensor], correction: float, rows: int) -> None:
-        self.totals = totals
-        self.rows = rows
-        self._correction = correction
-        self._stash: dict[nn.Parameter, Tensor] | None = stash
-
-    @property
-    def loss(self) -> float:
-        """Mean loss over the mini-batch."""
-        return self.totals.loss
-
-    @torch.no_grad()
-    def accumulate(self, factor: float = 1.0) -> None:
-        """Adds ``factor`` x the gradients of the mean loss to ``.grad``; with D replicas, this replica's share of them.
-
-        Raises:
-            RuntimeError: called twice.
-        """
-        if self._stash is None:
-            raise RuntimeError("the gradients of this step have been added to .grad already (backward called twice?)")
-        factor *= self._correction
-        for parameter, gradient in self._stash.items():
-            if parameter.grad is not None:
-                parameter.grad.add_(gradient, alpha=factor)
-            else:
-                parameter.grad = gradient if factor == 1.0 else gradient.mul_(factor)
-        self._stash = None
 
 
 class Engine:
@@ -141,12 +68,16 @@ class Engine:
         total_stages = len(partition)
         check_partition(partition, sum(partition), total_stages)
         if total_stages % num_virtual_stages:
-            raise UserError(f"a partition of {total_stages} stages cannot give each rank num_virtual_stages={num_virtual_stages} of them")
+            raise UserError(
+                f"a partition of {total_stages} stages cannot give each rank num_virtual_stages={num_virtual_stages} "
+                "of them"
+            )
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.partition = tuple(partition)
         self.recorder = Recorder()
         self.mesh = mesh
+        self._remat = Remat(remat)
         self._trace = trace
         self._build = lambda num_micro_batches: make_schedule(
             schedule,
@@ -158,7 +89,11 @@ class Engine:
         self._plans: dict[tuple[int, bool], tuple[Schedule, tuple[tuple[int, Action], ...]]] = {}
         placement = self.schedule(num_micro_batches).placement
         self._first_rank, self._last_rank = placement[0][0], placement[-1][0]
-        here = range(total_stages) if mesh is None else [s for s in range(total_stages) if mesh.pipeline_rank in placement[s]]
+        here = (
+            range(total_stages)
+            if mesh is None
+            else [s for s in range(total_stages) if mesh.pipeline_rank in placement[s]]
+        )
         placed = list(devices) if devices is not None else [torch.device("cpu")]
         by_stage = placed if len(placed) == total_stages else [placed[0]] * total_stages
         ends = list(accumulate(partition))
@@ -176,7 +111,9 @@ class Engine:
         self._device = by_stage[here[0]]
         self._sender = Sender()
         self._transport = (
-            LocalTransport(by_stage) if mesh is None else ProcessTransport(mesh, self._device, total_stages, self._sender)
+            LocalTransport(by_stage)
+            if mesh is None
+            else ProcessTransport(mesh, self._device, total_stages, self._sender)
         )
 
     @property
@@ -241,7 +178,9 @@ class Engine:
             if forward:
                 schedule = forward_only(schedule)
             rank = None if self.mesh is None else self.mesh.pipeline_rank
-            plan = merged_order(schedule) if rank is None else tuple((rank, action) for action in schedule.actions[rank])
+            plan = (
+                merged_order(schedule) if rank is None else tuple((rank, action) for action in schedule.actions[rank])
+            )
             known = self._plans[num_micro_batches, forward] = (schedule, plan)
         return known
 
@@ -253,8 +192,17 @@ class Engine:
             if mode is not Mode.PREDICT and rows and not has_targets:
                 raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
             parts = micro_batch_rows(rows, self.num_micro_batches)
-            step = _Step(self, mode, parts, StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0))
-            step.seed = loss_scale / rows if rows else 0.0
+            step = Step(
+                mode,
+                self.stages,
+                self._transport,
+                self.recorder.running if self._trace else self.recorder.ignoring,
+                last=self._last,
+                rows=parts,
+                key=StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0),
+                remat=self._remat,
+                seed=loss_scale / rows if rows else 0.0,
+            )
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
@@ -281,12 +229,16 @@ class Engine:
         if mesh is not None and not mesh.reads_data:
             told, rows, batch_counter, has_targets = receive_object(mesh.rank_of(0), mesh.control)
             if told != mode.value:
-                raise UserError(f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told}s")
+                raise UserError(
+                    f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told}s"
+                )
             return rows, batch_counter, has_targets
         rows = 0 if inputs is None else count_rows(inputs, targets)
         if mesh is not None:
             for peer in range(1, mesh.num_stages):
-                self._sender.send_object((mode.value, rows, batch_counter, targets is not None), mesh.rank_of(peer), mesh.control)
+                self._sender.send_object(
+                    (mode.value, rows, batch_counter, targets is not None), mesh.rank_of(peer), mesh.control
+                )
         return rows, batch_counter, targets is not None
 
     def _deliver(self, batch: Boundary | None, pipeline_rank: int, parts: tuple[int, ...]) -> list[Boundary] | None:
@@ -343,7 +295,8 @@ class Engine:
             raise
         except Exception as error:
             where = (
-                f"rank {self.mesh.global_rank if self.mesh else rank}, stage {action.stage}, micro-batch {action.micro_batch}, "
+                f"rank {self.mesh.global_rank if self.mesh else rank}, stage {action.stage}, micro-batch "
+                f"{action.micro_batch}, "
                 f"{Kind(action.kind).name.lower().replace('_', ' ')}"
             )
             if isinstance(error, ConnectionLost):
@@ -366,94 +319,13 @@ class Engine:
                 if failure is None:
                     self.mesh.watchdog.report(message)
                 raise PipelineError(message) from error
-            self.mesh.watchdog.report(str(error) if isinstance(error, StageError | UserError) else f"rank {self.mesh.global_rank}: {describe(error)}")
+            self.mesh.watchdog.report(
+                str(error)
+                if isinstance(error, StageError | UserError)
+                else f"rank {self.mesh.global_rank}: {describe(error)}"
+            )
             raise
         finally:
             self._transport.forget()
             for stage in self.stages.values():
                 stage.forget()
-
-
-class _Step:
-    """One mini-batch on its way through the stages of this process."""
-
-    def __init__(self, engine: Engine, mode: Mode, rows: tuple[int, ...], key: StepKey) -> None:
-        self._stages = engine.stages
-        self._last = engine._last
-        self._transport = engine._transport
-        self._recorder = engine.recorder
-        self._running: Callable[[int, Action], Any] = engine.recorder.running if engine._trace else engine.recorder.ignoring
-        self._mode = mode
-        self._rows = rows
-        self._key = key
-        self._remat = engine.schedule(len(rows)).remat if rows else Remat.NEVER
-        self._wanted: dict[tuple[int, int], bool] = {}
-        self._reports: dict[int, MicroBatchReport] = {}
-        self.seed = 0.0
-        self.inputs: list[Boundary] | None = None
-        self.targets: list[Boundary] | None = None
-        self.outputs: dict[int, Boundary] = {}
-
-    def execute(self, rank: int, action: Action) -> None:
-        """Waits for what ``action`` needs, runs it, and sends what it made."""
-        if action.kind is Kind.FORWARD:
-            self._forward(rank, action)
-        elif action.kind is Kind.RECOMPUTE:
-            with self._running(rank, action):
-                torch.clear_autocast_cache()
-                self._stages[action.stage].recompute(action.micro_batch)
-        elif action.kind is Kind.BACKWARD:
-            self._backward(rank, action)
-        else:
-            raise UserError(f"the engine does not run {Kind(action.kind).name.lower()} actions yet")
-
-    def totals(self) -> Totals:
-        """Sums over the micro-batches that the last stage has seen here."""
-        totals = Totals()
-        for report in self._reports.values():
-            metrics = {name: (float(value), float(count)) for name, (value, count) in report.metrics.items()}
-            totals += Totals(float(report.loss_sum.detach()), float(report.count), metrics)
-        return totals
-
-    def _forward(self, rank: int, action: Action) -> None:
-        _, index, micro_batch = action
-        stage = self._stages[index]
-        if index == 0:
-            assert self.inputs is not None
-            inputs = self.inputs[micro_batch]
-        else:
-            inputs = self._transport.receive_activation(Message("activation", index - 1, index, micro_batch))
-        targets = self.targets[micro_batch] if index == self._last and self.targets is not None else None
-        with self._running(rank, action):
-            # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.
-            torch.clear_autocast_cache()
-            if self._mode is Mode.TRAIN:
-                drop = self._remat.recomputes(micro_batch, len(self._rows))
-                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
-            else:
-                outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
-        if index < self._last:
-            needs = self._mode is Mode.TRAIN and stage.needs_gradient(inputs)
-            flags = tuple(needs and e is not None and (e.is_floating_point() or e.is_complex()) for e in elements(outputs))
-            self._wanted[index, micro_batch] = any(flags)
-            self._transport.send_activation(Message("activation", index, index + 1, micro_batch), outputs, flags)
-        elif report is not None:
-            self._reports[micro_batch] = report
-        elif self._mode is Mode.PREDICT:
-            self.outputs[micro_batch] = outputs
-
-    def _backward(self, rank: int, action: Action) -> None:
-        _, index, micro_batch = action
-        stage = self._stages[index]
-        gradients: tuple[Tensor | None, ...]
-        if index == self._last:
-            loss_sum = self._reports[micro_batch].loss_sum
-            gradients = (torch.full_like(loss_sum, self.seed),)
-        elif self._wanted[index, micro_batch]:
-            gradients = self._transport.receive_gradient(Message("gradient", index + 1, index, micro_batch))
-        else:
-            gradients = ()
-        with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
-            input_gradients = stage.backward(micro_batch, gradients)
-        if index > 0 and any(pair is not None for pair in input_gradients):
-            self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)

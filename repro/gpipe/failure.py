@@ -37,10 +37,12 @@ class Failure:
     message: str
 
     def dumps(self) -> str:
+        """As text, for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> Failure:
+        """From the text in the store."""
         return cls(**json.loads(text))
 
 
@@ -91,7 +93,7 @@ class Watchdog:
         self._break_connections()
 
     def explain(self, patience: float = 3.0) -> Failure | None:
-        """The failure of another rank that a broken connection is due to, if one is told within ``patience`` seconds."""
+        """The failure that a broken connection is due to, if another rank tells one within ``patience`` seconds."""
         deadline = time.monotonic() + patience
         while self.failure is None and time.monotonic() < deadline:
             self.failure = self._look()
@@ -115,7 +117,11 @@ class Watchdog:
                     return None
                 return Failure.loads(self._store.get(_KEY).decode())
             except Exception as error:
-                return Failure(0, f"rank {self._rank}: the store of rank 0 cannot be reached; rank 0 has ended ({_first_line(error)})")
+                return Failure(
+                    0,
+                    f"rank {self._rank}: the store of rank 0 cannot be reached; rank 0 has ended "
+                    f"({_first_line(error)})",
+                )
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._period):

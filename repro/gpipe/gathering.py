@@ -86,7 +86,10 @@ class OptimizerLayout:
         gathered = gather_dicts({numbers[local]: value for local, value in state["state"].items()}, mesh)
         if mesh is not None and mesh.pipeline_rank != 0:
             return {}
-        groups = [{**group, "params": list(numbers)} for group, numbers in zip(state["param_groups"], self.groups, strict=True)]
+        groups = [
+            {**group, "params": list(numbers)}
+            for group, numbers in zip(state["param_groups"], self.groups, strict=True)
+        ]
         return {"state": dict(sorted(gathered.items())), "param_groups": groups}
 
     def load(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:

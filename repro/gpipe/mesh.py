@@ -26,13 +26,13 @@ class PipelineMesh:
     Args:
         num_stages: K.
         data_parallel_size: D.
-        device_type: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL).
+        device: of this rank: the CPU (gloo), which is the default, or a GPU (NCCL).
 
     Raises:
         UserError: the world has not K x D ranks.
     """
 
-    def __init__(self, num_stages: int, data_parallel_size: int = 1, device_type: str = "cpu") -> None:
+    def __init__(self, num_stages: int, data_parallel_size: int = 1, device: torch.device | None = None) -> None:
         world = dist.get_world_size()
         if world != num_stages * data_parallel_size:
             raise UserError(
@@ -42,8 +42,11 @@ class PipelineMesh:
         self.num_stages = num_stages
         self.data_parallel_size = data_parallel_size
         self.global_rank = dist.get_rank()
+        self.device = device or torch.device("cpu")
         self.replica, self.pipeline_rank = divmod(self.global_rank, num_stages)
-        self.device_mesh = init_device_mesh(device_type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline"))
+        self.device_mesh = init_device_mesh(
+            self.device.type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline")
+        )
         self._made: list[dist.ProcessGroup] = []
         replicas = [[r * num_stages + p for p in range(num_stages)] for r in range(data_parallel_size)]
         columns = [[r * num_stages + p for r in range(data_parallel_size)] for p in range(num_stages)]
@@ -51,7 +54,7 @@ class PipelineMesh:
         self.data: dist.ProcessGroup = self.device_mesh.get_group("data")
         self.gradients = self._new_group(replicas)
         self.control = self._new_group(replicas, backend="gloo")
-        self.data_control = self._new_group(columns, backend="gloo") if device_type == "cuda" else self.data
+        self.data_control = self._new_group(columns, backend="gloo") if self.device.type == "cuda" else self.data
         self._open = True
         self.watchdog = Watchdog(dist.distributed_c10d._get_default_store(), self.global_rank, self.break_connections)
 
@@ -112,11 +115,11 @@ class PipelineMesh:
         return talking_to((self.global_rank + self.num_stages) % dist.get_world_size())
 
     def _all_groups(self) -> list[dist.ProcessGroup]:
-        world = dist.group.WORLD
         groups = [self.activations, self.gradients, self.control, self.data, self.data_control]
-        return list(dict.fromkeys([*groups, *([world] if world is not None else [])]))
+        return list(dict.fromkeys([*groups, dist.distributed_c10d._get_default_group()]))
 
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:
-        own, groups = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
-        self._made.extend(group for group in groups if group is own)
+        own, _ = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
+        assert isinstance(own, dist.ProcessGroup)
+        self._made.append(own)
         return own

@@ -45,7 +45,8 @@ def check_boundary(value: object, where: str) -> Boundary:
         for position, element in enumerate(value):
             if element is not None and not isinstance(element, Tensor):
                 raise BatchError(
-                    f"{where}: element {position} is a {type(element).__name__}; a layer takes and returns a tensor or a "
+                    f"{where}: element {position} is a {type(element).__name__}; a layer takes and returns a tensor "
+                    "or a "
                     "flat tuple of tensors and None"
                 )
         return value
@@ -75,7 +76,8 @@ def count_rows(inputs: object, targets: object | None = None) -> int:
                 first = (label, element.shape[0])
             elif element.shape[0] != first[1]:
                 raise BatchError(
-                    f"{label} has {element.shape[0]} rows (shape {tuple(element.shape)}) but {first[0]} has {first[1]}; "
+                    f"{label} has {element.shape[0]} rows (shape {tuple(element.shape)}) but {first[0]} has "
+                    f"{first[1]}; "
                     "all elements of a batch must agree in dimension 0 (see split_batch)"
                 )
     if first is None:
@@ -107,4 +109,6 @@ def gather(micro_batches: Sequence[Boundary]) -> Boundary:
     """Puts the micro-batches of a mini-batch together again, in order."""
     first = micro_batches[0]
     columns = zip(*(elements(micro_batch) for micro_batch in micro_batches), strict=True)
-    return like(first, [None if column[0] is None else torch.cat([c for c in column if c is not None]) for column in columns])
+    return like(
+        first, [None if column[0] is None else torch.cat([c for c in column if c is not None]) for column in columns]
+    )

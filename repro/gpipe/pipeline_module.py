@@ -13,9 +13,9 @@ from typing_extensions import override
 from repro.errors import UserError
 
 from .building import make_layer
-from .engine import StepResult, Totals
 from .microbatch import Boundary, check_boundary
 from .profiling import Factory
+from .results import StepResult, Totals
 
 if TYPE_CHECKING:
     from .strategy import GPipeStrategy
@@ -48,7 +48,9 @@ class PipelineModule(pl.LightningModule):
         Each layer takes and returns one argument: a tensor or a flat tuple of tensors and None, with the rows of the
         batch in dimension 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define layers(): a list of functions that make one layer each")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define layers(): a list of functions that make one layer each"
+        )
 
     def loss(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """Sum of the loss over a micro-batch, and what to divide by: (0-dimensional tensor, number or tensor).
@@ -88,8 +90,8 @@ class PipelineModule(pl.LightningModule):
 
         Args:
             model: its children are the layers, with the weights they have.
-            loss: ``loss(outputs, targets)``, the mean over the rows of a batch, as most losses of PyTorch are, or a pair
-                (sum, count).
+            loss: ``loss(outputs, targets)``: the mean over the rows of a batch, as most losses of PyTorch are, or a
+                pair (sum, count).
             optimizer: makes the optimizer from the parameters.
             metrics: see ``PipelineModule.metrics``.
             example_inputs: see ``PipelineModule.example_inputs``.
@@ -103,7 +105,8 @@ class PipelineModule(pl.LightningModule):
         assert self.model is not None
         if any(p.is_meta for p in self.model.parameters()):
             raise UserError(
-                "forward() needs all layers, but this process holds only those of its own stages; load the checkpoint with "
+                "forward() needs all layers, but this process holds only those of its own stages; load the "
+                "checkpoint with "
                 f"{type(self).__name__}.load_from_checkpoint in one process"
             )
         return self.model(inputs)
@@ -116,7 +119,9 @@ class PipelineModule(pl.LightningModule):
             strategy.build(self)
         elif self.model is None:
             seed = torch.initial_seed()
-            self.model = nn.Sequential(*(make_layer(factory, seed, index) for index, factory in enumerate(self.layers())))
+            self.model = nn.Sequential(
+                *(make_layer(factory, seed, index) for index, factory in enumerate(self.layers()))
+            )
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -133,7 +138,7 @@ class PipelineModule(pl.LightningModule):
             totals, loss = self._unsplit(batch)
         else:
             result = strategy.run_training_step(batch)
-            totals, loss = result.totals, _AddGradients.apply(self._anchor(), result)  # type: ignore[no-untyped-call]
+            totals, loss = result.totals, _AddGradients.apply(self._anchor(), result)
         self._log_totals("train", totals, on_step=True)
         return loss
 
@@ -160,7 +165,8 @@ class PipelineModule(pl.LightningModule):
         """As in Lightning; not from within ``loss`` or ``metrics``, which run on the last stage alone."""
         if self._in_pipeline:
             raise UserError(
-                f"self.log({name!r}, ...) was called inside loss() or metrics() or a layer, which run on one stage only; return "
+                f"self.log({name!r}, ...) was called inside loss() or metrics() or a layer, which run on one stage "
+                "only; return "
                 f"the value from metrics() as (sum, count), it is logged on every rank (see {DOCS})"
             )
         super().log(name, *args, **kwargs)
@@ -182,7 +188,9 @@ class PipelineModule(pl.LightningModule):
         targets = _boundary(targets)
         loss_sum, count = self.loss(outputs, targets)
         with torch.no_grad():
-            metrics = {name: (float(value), float(number)) for name, (value, number) in self.metrics(outputs, targets).items()}
+            metrics = {
+                name: (float(value), float(number)) for name, (value, number) in self.metrics(outputs, targets).items()
+            }
         return Totals(float(loss_sum.detach()), float(count), metrics), loss_sum / count
 
     def _log_totals(self, stage: str, totals: Totals, *, on_step: bool) -> None:

@@ -107,7 +107,7 @@ class ReadingLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was saved: the batches used are read again and dropped, so all draws are as before."""
+        """Goes on where ``state`` was saved: used batches are read again and dropped, so all draws are as before."""
         self._resume = state or None
 
     def _random_state(self) -> RandomState:
@@ -206,9 +206,14 @@ def deal_out(loader: Iterable[Any], replica: int, replicas: int) -> Iterable[Any
     """
     if replicas == 1:
         return loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or loader.batch_sampler is None
+    ):
         raise UserError(
-            f"data_parallel_size={replicas} needs a DataLoader that batches a data set with a length, to deal its rows out; "
+            f"data_parallel_size={replicas} needs a DataLoader that batches a data set with a length, to deal its "
+            "rows out; "
             f"got {type(loader).__name__}. Use data_parallel_size=1, or a map-style data set"
         )
     return DataLoader(

@@ -116,9 +116,13 @@ class Stage:
 
     def needs_gradient(self, inputs: Boundary) -> bool:
         """Whether B of this stage has anything to do for these inputs."""
-        return any(p.requires_grad for p in self._parameters) or any(e is not None and e.requires_grad for e in elements(inputs))
+        return any(p.requires_grad for p in self._parameters) or any(
+            e is not None and e.requires_grad for e in elements(inputs)
+        )
 
-    def infer(self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey) -> tuple[Boundary, MicroBatchReport | None]:
+    def infer(
+        self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey
+    ) -> tuple[Boundary, MicroBatchReport | None]:
         """F without anything kept for B. The report is None where there is no loss or no target."""
         with self._drawing(key, micro_batch) as draw:
             outputs = self._run_layers(inputs, draw)
@@ -164,12 +168,12 @@ class Stage:
         """B: adds to the ``.grad`` of the parameters and returns the gradients of the inputs.
 
         Args:
-            gradients: of each output of the stage (of the loss sum on the last stage), None where there is none; empty where
-                no output wants one.
+            gradients: of each output of the stage (of the loss sum on the last stage), None where there is none; empty
+                where no output wants one.
 
         Returns:
-            For each input that requires a gradient, the input and its gradient (None where nothing depends on it); None for
-            the others.
+            For each input that requires a gradient, the input and its gradient (None where nothing depends on it);
+            None for the others.
         """
         flight = self._flights.pop(micro_batch)
         if flight.outputs is not None and gradients:
@@ -204,7 +208,9 @@ class Stage:
             value = check_boundary(layer(value), f"the output of layer {index} ({type(layer).__name__})")
         return value
 
-    def _judge(self, outputs: Boundary, targets: Boundary, draw: Callable[[int], None], *, metrics: bool = True) -> MicroBatchReport:
+    def _judge(
+        self, outputs: Boundary, targets: Boundary, draw: Callable[[int], None], *, metrics: bool = True
+    ) -> MicroBatchReport:
         assert self.loss is not None
         draw(max(self.layers, default=-1) + 1)
         loss_sum, count = self.loss(outputs, targets)
@@ -233,8 +239,5 @@ def _enter(inputs: Boundary) -> Boundary:
     """``.data`` where no gradient is wanted: micro-batches are views of one batch, which share one version counter."""
     return like(
         inputs,
-        [
-            None if e is None else _Entry.apply(e) if e.requires_grad else e.data  # type: ignore[no-untyped-call]
-            for e in elements(inputs)
-        ],
+        [None if e is None else _Entry.apply(e) if e.requires_grad else e.data for e in elements(inputs)],
     )

@@ -29,7 +29,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -40,15 +39,19 @@ from typing_extensions import override
 from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
-from .building import PARTITION_RULES, choose_partition, make_layer, make_skeletons, time_layers
+from .building import choose_partition, make_layer, make_skeletons, time_layers
+from .checks import check_module, check_options, check_run
 from .decisions import announce_decisions
-from .engine import Engine, StepResult, Totals
+from .engine import Engine
 from .failure import PipelineError, StageError, describe
 from .gathering import OptimizerLayout, gather_dicts, gather_gradients, gather_module_state, load_module_state
+from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
+from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import DOCS, PipelineModule
 from .reading import FollowingLoader, Placeholder, Progress, RandomState, ReadingLoader, announcer, deal_out
+from .results import StepResult, Totals
 from .tracing import Event
 from .wire import Sender, receive_object
 
@@ -70,8 +73,8 @@ class GPipeStrategy(ParallelStrategy):
         remat: which micro-batches drop their activations and compute them again: ``"always"`` (the paper),
             ``"except_last"`` or ``"never"``.
         partition: how layers become stages: ``"flops"`` (needs ``example_inputs``), ``"parameters"``, ``"time"``
-            (measured on the reading rank), ``"uniform"``, or layer counts such as ``[3, 2, 4]``. None: ``"flops"`` where
-            there are example inputs, else ``"parameters"``.
+            (measured on the reading rank), ``"uniform"``, or layer counts such as ``[3, 2, 4]``. None: ``"flops"``
+            where there are example inputs, else ``"parameters"``.
         data_parallel_size: D, replicas of the pipeline; each reads its share of every batch.
         virtual_devices: with one process, the device of every stage, such as ``["cuda:0", "cuda:0"]``; None: the
             Trainer's device for all.
@@ -109,22 +112,15 @@ class GPipeStrategy(ParallelStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        make_schedule(
+        check_options(
             schedule,
-            num_stages=1 if num_stages is None else num_stages,
-            num_micro_batches=1 if num_micro_batches is None else num_micro_batches,
+            num_stages=num_stages,
+            num_micro_batches=num_micro_batches,
             num_virtual_stages=num_virtual_stages,
             remat=remat,
+            partition=partition,
+            data_parallel_size=data_parallel_size,
         )
-        if data_parallel_size < 1:
-            raise UserError(f"data_parallel_size={data_parallel_size}: give a whole number of at least 1")
-        if isinstance(partition, str) and partition not in PARTITION_RULES:
-            raise UserError(f"unknown partition={partition!r}; give layer counts or one of {', '.join(PARTITION_RULES)}")
-        if isinstance(partition, list) and num_stages is not None and len(partition) != num_stages * num_virtual_stages:
-            raise UserError(
-                f"partition={partition} has {len(partition)} stages but num_stages={num_stages} x num_virtual_stages="
-                f"{num_virtual_stages} needs {num_stages * num_virtual_stages}"
-            )
         self._asked_stages = num_stages
         self._asked_micro_batches = num_micro_batches
         self._schedule = schedule
@@ -218,7 +214,7 @@ class GPipeStrategy(ParallelStrategy):
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
         if self._num_ranks > 1 or self.cluster_environment.creates_processes_externally:
-            self._launcher = _CheckingLauncher(self, self.cluster_environment, self.num_processes, self.num_nodes)
+            self._launcher = CheckingLauncher(self.check, self.cluster_environment, self.num_processes, self.num_nodes)
 
     def check(self, model: pl.LightningModule) -> None:
         """Everything that can be known before processes start work.
@@ -226,36 +222,15 @@ class GPipeStrategy(ParallelStrategy):
         Raises:
             UserError: the model is no pipeline, or the numbers do not fit it or each other.
         """
-        if not isinstance(model, PipelineModule):
-            raise UserError(
-                f"strategy='gpipe' needs a PipelineModule, got {type(model).__name__}; derive from repro.gpipe.PipelineModule, or "
-                f"wrap an nn.Sequential with PipelineModule.from_sequential(model, loss) (see {DOCS})"
-            )
-        if not model.automatic_optimization:
-            raise UserError(
-                f"manual optimization (automatic_optimization=False) is not supported with strategy='gpipe' (see {DOCS})"
-            )
-        ranks, stages, replicas = self._num_ranks, self.num_stages, self._data_parallel_size
-        if ranks == 1 and replicas > 1:
-            raise UserError(f"data_parallel_size={replicas} needs num_stages x {replicas} processes, but the Trainer has 1")
-        if ranks > 1 and ranks != stages * replicas:
-            raise UserError(
-                f"num_stages={stages} x data_parallel_size={replicas} is {stages * replicas} processes, but the Trainer has {ranks} "
-                f"(devices x nodes); use devices={stages * replicas}, or devices=1 to run all stages in one process"
-            )
-        if self._virtual_devices is not None and len(self._virtual_devices) != stages * self._num_virtual_stages:
-            raise UserError(
-                f"virtual_devices={self._virtual_devices} must name a device for each of the {stages * self._num_virtual_stages} stages"
-            )
-        layers = len(model.layers())
-        total = stages * self._num_virtual_stages
-        if total > layers:
-            raise UserError(f"num_stages={stages} x num_virtual_stages={self._num_virtual_stages} needs {total} layers, the model has {layers}")
-        if isinstance(self._rule, list) and (sum(self._rule) != layers or len(self._rule) != total or min(self._rule) < 1):
-            raise UserError(
-                f"partition={self._rule} must be {total} numbers of at least 1 that add up to the model's {layers} layers; it has "
-                f"{len(self._rule)} that add up to {sum(self._rule)}"
-            )
+        check_run(
+            check_module(model),
+            num_stages=self.num_stages,
+            num_virtual_stages=self._num_virtual_stages,
+            data_parallel_size=self._data_parallel_size,
+            processes=self._num_ranks,
+            partition=self._rule,
+            virtual_devices=self._virtual_devices,
+        )
 
     @override
     def setup_environment(self) -> None:
@@ -267,7 +242,7 @@ class GPipeStrategy(ParallelStrategy):
             device_id = self.root_device if self.root_device.type != "cpu" else None
             _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout, device_id=device_id)  # type: ignore[arg-type]
             if self._mesh is None:
-                self._mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device.type)
+                self._mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
         seed = torch.initial_seed() if self._asked_seed is None else self._asked_seed
         self._seed = int(self.broadcast(seed))
 
@@ -276,7 +251,7 @@ class GPipeStrategy(ParallelStrategy):
         assert self.cluster_environment is not None
         self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
         self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     def build(self, module: PipelineModule) -> None:
         """Makes this rank's layers of ``module``; those of other ranks stay on the meta device.
@@ -314,7 +289,8 @@ class GPipeStrategy(ParallelStrategy):
                 layers[index] = make_layer(factories[index], self._seed, index)
             elif any(parameter.is_meta for parameter in layers[index].parameters()):
                 raise UserError(
-                    f"the module was built for other stages: this rank does not hold layer {index}; make a new module and load the "
+                    f"the module was built for other stages: this rank does not hold layer {index}; make a new "
+                    "module and load the "
                     "checkpoint into it"
                 )
         module.model = nn.Sequential(*layers)
@@ -345,7 +321,8 @@ class GPipeStrategy(ParallelStrategy):
         outside = [name for name, _ in module.named_parameters() if not name.startswith("model.")]
         if outside:
             raise UserError(
-                f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer (see {DOCS})"
+                f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer (see "
+                f"{DOCS})"
             )
         assert module.model is not None
         self._batches_seen = int(self._resume.get("batches_seen", 0)) if fitting else 0
@@ -372,7 +349,9 @@ class GPipeStrategy(ParallelStrategy):
             # The Trainer clips through the precision plugin; the norm is over all stages.
             self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
         # Loss and metrics are equal on every rank already.
-        warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True")
+        warnings.filterwarnings(
+            "ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True"
+        )
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
@@ -380,7 +359,8 @@ class GPipeStrategy(ParallelStrategy):
         self._layouts = [OptimizerLayout.drop_foreign(optimizer) for optimizer in self.optimizers]
         if self._scaler is not None and not all(any(layout.own) for layout in self._layouts):
             raise UserError(
-                f"rank {self.global_rank} holds no parameter, which precision='16-mixed' cannot have; use bf16-mixed, or a partition "
+                f"rank {self.global_rank} holds no parameter, which precision='16-mixed' cannot have; use "
+                "bf16-mixed, or a partition "
                 "that gives each stage a layer with parameters"
             )
 
@@ -393,7 +373,9 @@ class GPipeStrategy(ParallelStrategy):
         with self._without_layers() as layers:
             self._module.to(self.root_device)
             assert self._partition is not None
-            devices = [device for device, count in zip(self._stage_devices, self._partition, strict=True) for _ in range(count)]
+            devices = [
+                device for device, count in zip(self._stage_devices, self._partition, strict=True) for _ in range(count)
+            ]
             for index in self._own:
                 layers[index].to(devices[index])
 
@@ -444,11 +426,12 @@ class GPipeStrategy(ParallelStrategy):
     @override
     def post_backward(self, closure_loss: Tensor) -> None:
         if self._accumulating:
-            return
-        if self._data_parallel_size > 1:
-            self._sum_gradients_over_replicas()
-        if self._scaler is not None and self._mesh is not None:
-            self._share_overflow()
+            return  # the reduction over replicas happens once per optimizer step
+        if self._mesh is not None:
+            parameters = [p for stage in self.engine.stages.values() for p in stage.parameters()]
+            sum_over_replicas(parameters, self._mesh)
+            if self._scaler is not None:
+                share_overflow(parameters, self.root_device)
 
     @contextmanager
     @override
@@ -460,27 +443,8 @@ class GPipeStrategy(ParallelStrategy):
             self._accumulating = False
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clips the gradients of this rank's parameters by the norm over all stages.
-
-        Args:
-            parameters: those of this rank; each rank gives its own.
-            max_norm: the largest norm that stays.
-            norm_type: 2, another p, or ``inf``.
-
-        Returns:
-            The norm before clipping, equal on every rank.
-        """
-        own = [p for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None], norm_type)
-        norm = norm.to(self.root_device)
-        if self._mesh is not None:
-            infinite = norm_type == float("inf")
-            share = norm.clone() if infinite else norm.pow(norm_type)
-            share = share.to(torch.float64 if share.device.type == "cpu" else share.dtype)
-            dist.all_reduce(share, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=self._mesh.activations)
-            norm = share if infinite else share.pow(1.0 / norm_type)
-        torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
-        return norm
+        """Clips this rank's gradients by the norm over all stages; see ``gradients.clip_grad_norm``."""
+        return clip_grad_norm(parameters, max_norm, norm_type, self._mesh)
 
     @override
     def barrier(self, name: str | None = None) -> None:
@@ -537,7 +501,9 @@ class GPipeStrategy(ParallelStrategy):
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        for optimizer, layout, state in zip(self.optimizers, self._layouts, checkpoint["optimizer_states"], strict=True):
+        for optimizer, layout, state in zip(
+            self.optimizers, self._layouts, checkpoint["optimizer_states"], strict=True
+        ):
             layout.load(optimizer, state)
         _optimizers_to_device(self.optimizers, self.root_device)
 
@@ -582,7 +548,9 @@ class GPipeStrategy(ParallelStrategy):
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        strategy_registry.register("gpipe", cls, description="Pipeline of stages over micro-batches (GPipe)", override=True)
+        strategy_registry.register(
+            "gpipe", cls, description="Pipeline of stages over micro-batches (GPipe)", override=True
+        )
 
     @property
     def _num_ranks(self) -> int:
@@ -662,50 +630,8 @@ class GPipeStrategy(ParallelStrategy):
         first: RandomState = states[0]
         return first
 
-    def _sum_gradients_over_replicas(self) -> None:
-        """Once per optimizer step; each replica's gradients are its share of those of the union mini-batch."""
-        mesh = self._mesh
-        assert mesh is not None
-        parameters = [p for stage in self.engine.stages.values() for p in stage.parameters() if p.requires_grad]
-        if not parameters:
-            return
-        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=self.root_device)
-        mesh.sum_over_replicas(present)
-        used = [p for p, count in zip(parameters, present.tolist(), strict=True) if count]
-        for dtype in dict.fromkeys(p.dtype for p in used):
-            group = [p for p in used if p.dtype == dtype]
-            for parameter in group:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            gradients = [p.grad for p in group if p.grad is not None]
-            vector = mesh.sum_over_replicas(torch.nn.utils.parameters_to_vector(gradients))
-            torch.nn.utils.vector_to_parameters(vector, gradients)
-
-    def _share_overflow(self) -> None:
-        """An overflow on one stage makes the scaler of every rank skip the step and lower its scale."""
-        gradients = [p.grad for stage in self.engine.stages.values() for p in stage.parameters() if p.grad is not None]
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-        overflow = torch.tensor([0.0 if finite else 1.0], device=self.root_device)
-        dist.all_reduce(overflow, dist.ReduceOp.MAX)
-        if finite and overflow.item() and gradients:
-            gradients[0].view(-1)[0] = float("inf")
-
     def _clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
         self.clip_grad_norm(self.precision_plugin.main_params(optimizer), float(clip_val))
-
-
-class _CheckingLauncher(_SubprocessScriptLauncher):
-    """Looks for errors that can be known in advance before it starts processes, so that they are told once."""
-
-    def __init__(self, strategy: GPipeStrategy, environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> None:
-        super().__init__(environment, num_processes, num_nodes)
-        self._strategy = strategy
-
-    @override
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        if trainer is not None and trainer.lightning_module is not None:
-            self._strategy.check(trainer.lightning_module)
-        return super().launch(function, *args, trainer=trainer, **kwargs)
 
 
 def _example(module: PipelineModule) -> Boundary | None:

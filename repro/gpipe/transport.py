@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from repro.schedules import Message, Schedule, incoming
 
@@ -90,7 +91,8 @@ class LocalTransport:
             return True
         if before[1] != spec:
             raise BatchError(
-                f"stage {message.source_stage} made {spec} of micro-batch {message.micro_batch} ({rows} rows), but {before[1]} "
+                f"stage {message.source_stage} made {spec} of micro-batch {message.micro_batch} ({rows} rows), but "
+                f"{before[1]} "
                 "of the micro-batch before, which has as many rows; within a step all micro-batches of equal rows must "
                 "leave a stage with the same shapes and dtypes (pad to the batch's longest row, not the micro-batch's)"
             )
@@ -157,6 +159,7 @@ class ProcessTransport(LocalTransport):
         self._headers: dict[int, tuple[int, BoundarySpec]] = {}
         self._wanted: dict[tuple[int, int], BoundarySpec] = {}
 
+    @override
     def begin(self, schedule: Schedule, rows: tuple[int, ...], recorder: Recorder) -> None:
         super().begin(schedule, rows, recorder)
         self._recorder = recorder
@@ -167,6 +170,7 @@ class ProcessTransport(LocalTransport):
             for (source, direction), messages in incoming(schedule, self._mesh.pipeline_rank).items()
         }
 
+    @override
     def send_activation(self, message: Message, boundary: Boundary, requires_grad: tuple[bool, ...]) -> None:
         target = self._runs_on[message.target_stage]
         if target == self._mesh.pipeline_rank:
@@ -179,6 +183,7 @@ class ProcessTransport(LocalTransport):
         self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, (*wanted, present))
         self._send(elements(boundary), target, self._mesh.activations)
 
+    @override
     def receive_activation(self, message: Message) -> Boundary:
         source = self._runs_on[message.source_stage]
         if source == self._mesh.pipeline_rank:
@@ -189,6 +194,7 @@ class ProcessTransport(LocalTransport):
                 value.requires_grad_(element.requires_grad)
         return tuple(received.values) if received.spec.is_tuple else next(v for v in received.values if v is not None)
 
+    @override
     def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
         target = self._runs_on[message.target_stage]
         if target == self._mesh.pipeline_rank:
@@ -199,6 +205,7 @@ class ProcessTransport(LocalTransport):
         filled = [torch.zeros_like(value) if gradient is None else gradient for value, gradient in wanted]
         self._send([*filled, present], target, self._mesh.gradients)
 
+    @override
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
         source = self._runs_on[message.source_stage]
         if source == self._mesh.pipeline_rank:
@@ -210,10 +217,12 @@ class ProcessTransport(LocalTransport):
         present = iter(mask.tolist())
         return tuple(None if value is None or not next(present) else value for value in values)
 
+    @override
     def finish(self) -> None:
         """Ends the step: everything that was sent has arrived."""
         self._sender.drain()
 
+    @override
     def forget(self) -> None:
         super().forget()
         self._inboxes = {}

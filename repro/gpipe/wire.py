@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import threading
@@ -147,10 +148,8 @@ class Sender:
 
     def _reap(self) -> None:
         while (item := self._pending.get()) is not None:
-            try:
+            with contextlib.suppress(RuntimeError):  # a broken connection; the main thread meets it in its next receive
                 item[0].wait()
-            except RuntimeError:  # a broken connection; the main thread meets it in its next receive
-                pass
             del item
             with self._all_arrived:
                 self._under_way -= 1

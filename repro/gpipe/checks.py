@@ -1,0 +1,108 @@
+"""What can be known to be wrong before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import lightning.pytorch as pl
+
+from repro.errors import UserError
+from repro.planning import check_partition
+from repro.schedules import Schedule, make_schedule
+
+from .building import PARTITION_RULES
+from .pipeline_module import DOCS, PipelineModule
+
+
+def check_options(
+    schedule: str | Callable[..., Schedule],
+    *,
+    num_stages: int | None,
+    num_micro_batches: int | None,
+    num_virtual_stages: int,
+    remat: str,
+    partition: str | Sequence[int] | None,
+    data_parallel_size: int,
+) -> None:
+    """The options of the strategy, as far as they can be judged without a model.
+
+    Raises:
+        UserError: an option, or options together, that cannot be.
+    """
+    make_schedule(
+        schedule,
+        num_stages=1 if num_stages is None else num_stages,
+        num_micro_batches=1 if num_micro_batches is None else num_micro_batches,
+        num_virtual_stages=num_virtual_stages,
+        remat=remat,
+    )
+    if data_parallel_size < 1:
+        raise UserError(f"data_parallel_size={data_parallel_size}: give a whole number of at least 1")
+    if isinstance(partition, str):
+        if partition not in PARTITION_RULES:
+            raise UserError(
+                f"unknown partition={partition!r}; give layer counts or one of {', '.join(PARTITION_RULES)}"
+            )
+    elif partition is not None and num_stages is not None:
+        check_partition(partition, sum(partition), num_stages * num_virtual_stages)
+
+
+def check_module(model: pl.LightningModule) -> PipelineModule:
+    """The model as a ``PipelineModule`` that the pipeline can train.
+
+    Raises:
+        UserError: it is another LightningModule, or optimizes by hand.
+    """
+    if not isinstance(model, PipelineModule):
+        raise UserError(
+            f"strategy='gpipe' needs a PipelineModule, got {type(model).__name__}; derive from "
+            f"repro.gpipe.PipelineModule, or wrap an nn.Sequential with PipelineModule.from_sequential(model, loss) "
+            f"(see {DOCS})"
+        )
+    if not model.automatic_optimization:
+        raise UserError(
+            f"manual optimization (automatic_optimization=False) is not supported with strategy='gpipe' (see {DOCS})"
+        )
+    return model
+
+
+def check_run(
+    module: PipelineModule,
+    *,
+    num_stages: int,
+    num_virtual_stages: int,
+    data_parallel_size: int,
+    processes: int,
+    partition: str | Sequence[int] | None,
+    virtual_devices: Sequence[str] | None,
+) -> None:
+    """The numbers of a run against the model and against each other.
+
+    Raises:
+        UserError: processes that are not K x D, more stages than layers, a partition that does not add up.
+    """
+    asked = f"num_stages={num_stages} x data_parallel_size={data_parallel_size}"
+    needed = num_stages * data_parallel_size
+    if processes == 1 and data_parallel_size > 1:
+        raise UserError(f"{asked} needs {needed} processes, but the Trainer has 1; use devices={needed}")
+    if processes > 1 and processes != needed:
+        raise UserError(
+            f"{asked} is {needed} processes, but the Trainer has {processes} (devices x nodes); use "
+            f"devices={needed}, or "
+            "devices=1 to run all stages in one process"
+        )
+    stages = num_stages * num_virtual_stages
+    if virtual_devices is not None and len(virtual_devices) != stages:
+        raise UserError(
+            f"virtual_devices={list(virtual_devices)} names {len(virtual_devices)} devices; give one for each of the "
+            f"{stages} stages"
+        )
+    layers = len(module.layers())
+    if stages > layers:
+        raise UserError(
+            f"num_stages={num_stages} x num_virtual_stages={num_virtual_stages} is {stages} stages, but the model "
+            "has only "
+            f"{layers} layers; use fewer stages, or split the layers more finely"
+        )
+    if partition is not None and not isinstance(partition, str):
+        check_partition(partition, layers, stages)

@@ -1,0 +1,73 @@
+"""What a step gives: totals that are equal on every rank, and gradients set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums and counts over all micro-batches of all replicas; equal on every rank.
+
+    Attributes:
+        loss_sum: sum of the losses.
+        count: what the loss is averaged over (rows, or tokens that count).
+        metrics: by name, (sum, count).
+    """
+
+    loss_sum: float = 0.0
+    count: float = 0.0
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss; NaN where nothing counts, as in the unsplit model."""
+        return self.loss_sum / self.count if self.count else float("nan")
+
+    def __add__(self, other: Totals) -> Totals:
+        metrics = dict(self.metrics)
+        for name, (value, count) in other.metrics.items():
+            before = metrics.get(name, (0.0, 0.0))
+            metrics[name] = (before[0] + value, before[1] + count)
+        return Totals(self.loss_sum + other.loss_sum, self.count + other.count, metrics)
+
+
+class StepResult:
+    """What a training step gives: the totals, and the gradients of this rank's parameters, set aside.
+
+    Attributes:
+        totals: loss and metrics, equal on every rank.
+        rows: rows of this replica's mini-batch.
+    """
+
+    def __init__(self, totals: Totals, stash: dict[nn.Parameter, Tensor], correction: float, rows: int) -> None:
+        self.totals = totals
+        self.rows = rows
+        self._correction = correction
+        self._stash: dict[nn.Parameter, Tensor] | None = stash
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the mini-batch."""
+        return self.totals.loss
+
+    @torch.no_grad()
+    def accumulate(self, factor: float = 1.0) -> None:
+        """Adds ``factor`` x the gradients of the mean loss to ``.grad``; with D replicas, this replica's share of them.
+
+        Raises:
+            RuntimeError: called twice.
+        """
+        if self._stash is None:
+            raise RuntimeError("the gradients of this step have been added to .grad already (backward called twice?)")
+        factor *= self._correction
+        for parameter, gradient in self._stash.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(gradient, alpha=factor)
+            else:
+                parameter.grad = gradient if factor == 1.0 else gradient.mul_(factor)
+        self._stash = None

@@ -1,0 +1,137 @@
+"""One mini-batch on its way through the stages of a process, action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from repro.errors import UserError
+from repro.schedules import Action, Kind, Message, Remat
+
+from .microbatch import Boundary, elements
+from .results import Totals
+from .rng import StepKey
+from .stage import MicroBatchReport, Stage
+from .transport import LocalTransport
+
+
+class Mode(StrEnum):
+    """What a step is for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+
+
+class Step:
+    """Runs actions, and keeps what the first and the last stage need and make.
+
+    Args:
+        mode: what the step is for.
+        stages: those of this process, by number.
+        transport: brings messages.
+        running: around the arithmetic of each action (the recorder).
+        last: number of the last stage.
+        rows: rows of each micro-batch.
+        key: of all randomness.
+        remat: which micro-batches drop their activations.
+        seed: gradient of each micro-batch's loss sum, from which B starts.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        stages: Mapping[int, Stage],
+        transport: LocalTransport,
+        running: Callable[[int, Action], AbstractContextManager[None]],
+        *,
+        last: int,
+        rows: tuple[int, ...],
+        key: StepKey,
+        remat: Remat,
+        seed: float,
+    ) -> None:
+        self._mode = mode
+        self._stages = stages
+        self._transport = transport
+        self._running = running
+        self._last = last
+        self._rows = rows
+        self._key = key
+        self._remat = remat
+        self._seed = seed
+        self._wanted: dict[tuple[int, int], bool] = {}
+        self._reports: dict[int, MicroBatchReport] = {}
+        self.inputs: list[Boundary] | None = None
+        self.targets: list[Boundary] | None = None
+        self.outputs: dict[int, Boundary] = {}
+
+    def execute(self, rank: int, action: Action) -> None:
+        """Waits for what ``action`` needs, runs it, and sends what it made."""
+        if action.kind is Kind.FORWARD:
+            self._forward(rank, action)
+        elif action.kind is Kind.RECOMPUTE:
+            with self._running(rank, action):
+                torch.clear_autocast_cache()
+                self._stages[action.stage].recompute(action.micro_batch)
+        elif action.kind is Kind.BACKWARD:
+            self._backward(rank, action)
+        else:
+            raise UserError(f"the engine does not run {Kind(action.kind).name.lower()} actions yet")
+
+    def totals(self) -> Totals:
+        """Sums over the micro-batches that the last stage has seen here."""
+        totals = Totals()
+        for report in self._reports.values():
+            metrics = {name: (float(value), float(count)) for name, (value, count) in report.metrics.items()}
+            totals += Totals(float(report.loss_sum.detach()), float(report.count), metrics)
+        return totals
+
+    def _forward(self, rank: int, action: Action) -> None:
+        _, index, micro_batch = action
+        stage = self._stages[index]
+        if index == 0:
+            assert self.inputs is not None
+            inputs = self.inputs[micro_batch]
+        else:
+            inputs = self._transport.receive_activation(Message("activation", index - 1, index, micro_batch))
+        targets = self.targets[micro_batch] if index == self._last and self.targets is not None else None
+        with self._running(rank, action):
+            # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.
+            torch.clear_autocast_cache()
+            if self._mode is Mode.TRAIN:
+                drop = self._remat.recomputes(micro_batch, len(self._rows))
+                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
+            else:
+                outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
+        if index < self._last:
+            needs = self._mode is Mode.TRAIN and stage.needs_gradient(inputs)
+            flags = tuple(
+                needs and e is not None and (e.is_floating_point() or e.is_complex()) for e in elements(outputs)
+            )
+            self._wanted[index, micro_batch] = any(flags)
+            self._transport.send_activation(Message("activation", index, index + 1, micro_batch), outputs, flags)
+        elif report is not None:
+            self._reports[micro_batch] = report
+        elif self._mode is Mode.PREDICT:
+            self.outputs[micro_batch] = outputs
+
+    def _backward(self, rank: int, action: Action) -> None:
+        _, index, micro_batch = action
+        stage = self._stages[index]
+        gradients: tuple[Tensor | None, ...]
+        if index == self._last:
+            loss_sum = self._reports[micro_batch].loss_sum
+            gradients = (torch.full_like(loss_sum, self._seed),)
+        elif self._wanted[index, micro_batch]:
+            gradients = self._transport.receive_gradient(Message("gradient", index + 1, index, micro_batch))
+        else:
+            gradients = ()
+        with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
+            input_gradients = stage.backward(micro_batch, gradients)
+        if index > 0 and any(pair is not None for pair in input_gradients):
+            self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
