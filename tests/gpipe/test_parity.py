@@ -26,7 +26,7 @@ def check(way: str, cells: Iterable[Cell], pools: Pools) -> None:
 @pytest.mark.parametrize("num_stages", STAGES)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_cell_of_the_matrix(way: str, num_stages: int, pools: Pools) -> None:
-    """M x remat x batch size, each with one batch and with an accumulation window of three."""
+    """M x remat x batch size, each over one batch and over a window of three, not clipped, by norm and by value."""
     check(
         way,
         (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from repro.gpipe.engine import Engine
 from repro.gpipe.mesh import PipelineMesh
+from repro.gpipe.strategy import GPipeStrategy
 from tests.helpers.models import MODELS
 from tests.helpers.oracle import Reference, pooled_step, whole_batch_step
 from tests.helpers.ranks import Pools
@@ -19,6 +20,9 @@ from tests.helpers.ranks import Pools
 TOLERANCE = 1e-10
 # The batches that a cell trains on: the first alone, then an accumulation window of three.
 WINDOWS = ((0,), (0, 1, 2))
+# Small enough for every model's gradients to be clipped.
+MAX_NORM = 0.05
+MAX_VALUE = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,16 @@ class Outcome:
         losses: one a mini-batch.
         metrics: of the last mini-batch.
         gradients: for each window, None for a parameter without.
+        norms: for each window, over all stages.
+        clipped: the gradients of the last window clipped by that norm, then, from the start again, by value.
     """
 
     losses: tuple[float, ...]
     metrics: dict[str, tuple[float, float]]
     gradients: tuple[dict[str, Any], ...]
     buffers: dict[str, Any]
+    norms: tuple[float, ...]
+    clipped: tuple[dict[str, Any], dict[str, Any]]
 
 
 def make_engine(cell: Cell, layers: Sequence[nn.Module], mesh: PipelineMesh | None = None, **options: Any) -> Engine:
@@ -86,7 +94,9 @@ def run_cell(cell: Cell, mesh: PipelineMesh | None = None) -> Outcome:
     engine = make_engine(cell, spec.layers(), mesh)
     own = own_layers(engine)
     reads = mesh is None or mesh.reads_data
-    losses, gradients = [], []
+    losses, gradients, norms = [], [], []
+    strategy = GPipeStrategy(cell.num_stages, parallel_devices=[torch.device("cpu")])
+    strategy._mesh = mesh
     try:
         for window in WINDOWS:
             own.zero_grad(set_to_none=True)
@@ -95,13 +105,23 @@ def run_cell(cell: Cell, mesh: PipelineMesh | None = None) -> Outcome:
                 result = engine.train_step(inputs, targets, batch_counter=number)
                 losses.append(result.loss)
                 result.accumulate(1 / len(window))
-            gradients.append(
-                {name: None if p.grad is None else p.grad.numpy().copy() for name, p in own.named_parameters()}
-            )
+            gradients.append(_gradients(own))
+            norms.append(strategy.clip_grad_norm(own.parameters(), MAX_NORM).item())
+            by_norm = _gradients(own)
+        for name, parameter in own.named_parameters():
+            parameter.grad = None if gradients[-1][name] is None else torch.from_numpy(gradients[-1][name].copy())
+        if any(parameter.grad is not None for parameter in own.parameters()):
+            nn.utils.clip_grad_value_(own.parameters(), MAX_VALUE)
         buffers = {name: buffer.numpy().copy() for name, buffer in own.named_buffers()}
-        return Outcome(tuple(losses), dict(result.totals.metrics), tuple(gradients), buffers)
+        metrics = dict(result.totals.metrics)
+        clipped = (by_norm, _gradients(own))
+        return Outcome(tuple(losses), metrics, tuple(gradients), buffers, tuple(norms), clipped)
     finally:
         engine.close()
+
+
+def _gradients(own: nn.Module) -> dict[str, Any]:
+    return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in own.named_parameters()}
 
 
 def run_cells_on_rank(rank: int, world_size: int, cells: Sequence[Cell]) -> list[Outcome]:
@@ -130,6 +150,8 @@ class Expected:
     metrics: dict[str, tuple[float, float]]
     gradients: tuple[dict[str, Tensor | None], ...]
     buffers: dict[str, Tensor]
+    norms: tuple[float, ...]
+    clipped: tuple[dict[str, Tensor | None], ...]
 
 
 @cache
@@ -162,7 +184,13 @@ def expected(model: str, rows: int, num_micro_batches: int) -> Expected:
                 for name, first in steps[0].gradients.items()
             }
         )
-    return Expected(tuple(losses), steps[-1].metrics, tuple(gradients), steps[-1].buffers)
+    norms = [sum(float(g.square().sum()) for g in window.values() if g is not None) ** 0.5 for window in gradients]
+    shrink = min(1.0, MAX_NORM / (norms[-1] + 1e-6))
+    clipped = (
+        {name: None if g is None else g * shrink for name, g in gradients[-1].items()},
+        {name: None if g is None else g.clamp(-MAX_VALUE, MAX_VALUE) for name, g in gradients[-1].items()},
+    )
+    return Expected(tuple(losses), steps[-1].metrics, tuple(gradients), steps[-1].buffers, tuple(norms), clipped)
 
 
 @cache
@@ -178,8 +206,7 @@ def differences(cell: Cell, outcomes: Sequence[Outcome]) -> list[str]:
     found: list[str] = []
 
     def compare(what: str, got: Any, want: Any) -> None:
-        # A parameter that reaches the loss only through an output which the next stage ignores has zeros for None.
-        if (got is None and want is None) or (want is None and not torch.as_tensor(got).any()):
+        if got is None and want is None:
             return
         if got is None or want is None:
             found.append(f"{cell}: {what} is {got}, should be {want}")
@@ -190,6 +217,7 @@ def differences(cell: Cell, outcomes: Sequence[Outcome]) -> list[str]:
 
     for rank, outcome in enumerate(outcomes):
         compare(f"the losses on rank {rank}", outcome.losses, wanted.losses)
+        compare(f"the gradient norms on rank {rank}", outcome.norms, wanted.norms)
         if outcome.metrics.keys() != wanted.metrics.keys():
             found.append(f"{cell}: metrics on rank {rank} are {outcome.metrics}, should be {wanted.metrics}")
             continue
@@ -205,6 +233,10 @@ def differences(cell: Cell, outcomes: Sequence[Outcome]) -> list[str]:
             if window == 0 and MODELS[cell.model].whole:
                 whole = whole_batch_gradients(cell.model, cell.rows)[name]
                 compare(f"the gradient of {name} beside the whole batch's", got[name], whole)
+    for how, (clip, clipped) in enumerate(zip(("norm", "value"), wanted.clipped, strict=True)):
+        for name, value in clipped.items():
+            got = next(outcome.clipped[how][name] for outcome in outcomes if name in outcome.clipped[how])
+            compare(f"the gradient of {name} clipped by {clip}", got, value)
     buffers = {name: value for outcome in outcomes for name, value in outcome.buffers.items()}
     for name, buffer in wanted.buffers.items():
         compare(f"buffer {name}", buffers[name], buffer)
