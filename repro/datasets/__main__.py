@@ -65,7 +65,7 @@ def _status(root: Path, sources: Sources, as_json: bool) -> int:
     for row in rows:
         counts = row["counts"]
         assert isinstance(counts, dict)
-        held = ", ".join(f"{key} {value:,}" for key, value in counts.items())
+        held = "\n".join(f"{key.replace('_', ' ')}: {value:,}" for key, value in counts.items())
         there = "yes" if row["present"] else f"no: {FETCH_COMMAND}"
         size = row["bytes"]
         assert isinstance(size, int)

@@ -129,7 +129,11 @@ def _run(
             output.seek(0)
             lines = [line for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith(("ERROR", "E:"))] or lines or ["no output"]
-            raise DataError(f"`{_shown(command)}` failed: {errors[-1].strip()}")
+            # pip blames the version when the truth is that nothing answered.
+            offline = (
+                " (no connection: is there a network?)" if any("connection broken" in line for line in lines) else ""
+            )
+            raise DataError(f"`{_shown(command)}` failed: {errors[-1].strip()}{offline}")
 
 
 def _shown(command: Sequence[str]) -> str:

