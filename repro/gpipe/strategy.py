@@ -517,6 +517,12 @@ class GPipeStrategy(ParallelStrategy):
             if name in gradients and not parameter.is_meta:
                 parameter.grad = gradients[name].to(parameter.device, parameter.dtype)
 
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that the
+        # metric is not there; once the epoch has gone on it is.
+        self._module.trainer.fit_loop._restarting = False
+
     def gather_trace(self) -> list[Event]:
         """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
 
