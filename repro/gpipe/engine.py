@@ -66,8 +66,8 @@ class Engine:
         trace: bool = False,
     ) -> None:
         total_stages = len(partition)
-        check_partition(partition, sum(partition), total_stages)
-        if total_stages % num_virtual_stages:
+        check_partition(partition, sum(partition) if mesh else len(layers), total_stages)
+        if num_virtual_stages < 1 or total_stages % num_virtual_stages:
             raise UserError(
                 f"a partition of {total_stages} stages cannot give each rank num_virtual_stages={num_virtual_stages} "
                 "of them"
@@ -77,7 +77,6 @@ class Engine:
         self.partition = tuple(partition)
         self.recorder = Recorder()
         self.mesh = mesh
-        self._remat = Remat(remat)
         self._trace = trace
         self._build = lambda num_micro_batches: make_schedule(
             schedule,
@@ -87,7 +86,8 @@ class Engine:
             remat=remat,
         )
         self._plans: dict[tuple[int, bool], tuple[Schedule, tuple[tuple[int, Action], ...]]] = {}
-        placement = self.schedule(num_micro_batches).placement
+        planned = self.schedule(num_micro_batches)
+        self._remat, placement = planned.remat, planned.placement
         self._first_rank, self._last_rank = placement[0][0], placement[-1][0]
         here = (
             range(total_stages)

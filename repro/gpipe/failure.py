@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 _KEY = "gpipe/failure"
+_READERS = "gpipe/failure/readers"
 
 
 class StageError(RuntimeError):
@@ -52,6 +53,7 @@ class Watchdog:
     Args:
         store: any ``torch.distributed`` store that all ranks share; the watchdog uses a connection of its own.
         rank: global rank.
+        world_size: ranks that share the store; rank 0 holds it and stays until the others have read a failure.
         break_connections: ends every pending wait of this process with an error.
         period: seconds between two looks.
         grace: seconds that the main thread has to come back after a failure; then the process ends.
@@ -61,6 +63,7 @@ class Watchdog:
         self,
         store: dist.Store,
         rank: int,
+        world_size: int,
         break_connections: Callable[[], None],
         *,
         period: float = 1.0,
@@ -68,10 +71,12 @@ class Watchdog:
     ) -> None:
         self._store = store.clone()
         self._rank = rank
+        self._world_size = world_size
         self._break_connections = break_connections
         self._period = period
         self._grace = grace
         self._lock = threading.Lock()
+        self._counted = False
         self._stopped = threading.Event()
         self._main_is_out = threading.Event()
         self.failure: Failure | None = None
@@ -87,10 +92,12 @@ class Watchdog:
         try:
             with self._lock:
                 self._store.compare_set(_KEY, "", self.failure.dumps())
+                self._count_as_reader()
         except Exception:  # the store died with its rank: the others learn of that by themselves
             pass
         self._stopped.set()
         self._break_connections()
+        self._keep_store()
 
     def explain(self, patience: float = 3.0) -> Failure | None:
         """The failure that a broken connection is due to, if another rank tells one within ``patience`` seconds."""
@@ -101,6 +108,7 @@ class Watchdog:
                 time.sleep(0.05)
         if self.failure is not None:
             self._main_is_out.set()
+            self._keep_store()
         return self.failure
 
     def close(self) -> None:
@@ -115,6 +123,7 @@ class Watchdog:
             try:
                 if not self._store.check([_KEY]):
                     return None
+                self._count_as_reader()
                 return Failure.loads(self._store.get(_KEY).decode())
             except Exception as error:
                 return Failure(
@@ -122,6 +131,20 @@ class Watchdog:
                     f"rank {self._rank}: the store of rank 0 cannot be reached; rank 0 has ended "
                     f"({_first_line(error)})",
                 )
+
+    def _count_as_reader(self) -> None:
+        if not self._counted:
+            self._counted = True
+            self._store.add(_READERS, 1)
+
+    def _keep_store(self, patience: float = 3.0) -> None:
+        """Rank 0 takes the store with it when it ends: it waits until every rank has read the failure."""
+        deadline = time.monotonic() + patience
+        while self._rank == 0 and time.monotonic() < deadline:
+            with self._lock:
+                if self._store.add(_READERS, 0) >= self._world_size:
+                    return
+            time.sleep(0.05)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._period):

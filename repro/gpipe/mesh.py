@@ -16,6 +16,9 @@ from repro.errors import UserError
 from .failure import Watchdog
 from .wire import talking_to
 
+_UNUSED_TAG = 2**31 - 1
+"""Of a receive that no message must match: gloo aborts the process where a longer message does."""
+
 
 class PipelineMesh:
     """Owns the process groups of D replicas of a pipeline of K ranks.
@@ -47,7 +50,6 @@ class PipelineMesh:
         self.device_mesh = init_device_mesh(
             self.device.type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline")
         )
-        self._made: list[dist.ProcessGroup] = []
         replicas = [[r * num_stages + p for p in range(num_stages)] for r in range(data_parallel_size)]
         columns = [[r * num_stages + p for r in range(data_parallel_size)] for p in range(num_stages)]
         self.activations: dist.ProcessGroup = self.device_mesh.get_group("pipeline")
@@ -56,7 +58,9 @@ class PipelineMesh:
         self.control = self._new_group(replicas, backend="gloo")
         self.data_control = self._new_group(columns, backend="gloo") if self.device.type == "cuda" else self.data
         self._open = True
-        self.watchdog = Watchdog(dist.distributed_c10d._get_default_store(), self.global_rank, self.break_connections)
+        self.watchdog = Watchdog(
+            dist.distributed_c10d._get_default_store(), self.global_rank, world, self.break_connections
+        )
 
     @property
     def reads_data(self) -> bool:
@@ -93,19 +97,21 @@ class PipelineMesh:
             for peer in dist.get_process_group_ranks(group):
                 if peer != self.global_rank:
                     try:
-                        work = dist.irecv(torch.empty(1), src=peer, group=group)
+                        work = dist.irecv(torch.empty(1), src=peer, group=group, tag=_UNUSED_TAG)
                         assert work is not None
                         work.wait(timedelta(milliseconds=1))
                     except Exception:  # the connection is gone, which is what was wanted
                         continue
 
     def close(self) -> None:
-        """Ends the watchdog and the groups made here."""
+        """Ends the watchdog and all groups but the default one."""
         if not self._open:
             return
         self._open = False
         self.watchdog.close()
-        for group in self._made:
+        for group in self._all_groups():
+            if group is dist.group.WORLD:
+                continue
             try:
                 dist.destroy_process_group(group)
             except Exception:  # a group that a failure has broken
@@ -121,5 +127,4 @@ class PipelineMesh:
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:
         own, _ = dist.new_subgroups_by_enumeration([list(members) for members in ranks], backend=backend)
         assert isinstance(own, dist.ProcessGroup)
-        self._made.append(own)
         return own
