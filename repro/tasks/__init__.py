@@ -1,0 +1,1 @@
+"""The two tasks of the paper as Lightning modules: image classification and multilingual translation."""

@@ -1,0 +1,170 @@
+"""``repro fit | validate | test | predict``: LightningCLI over config files, with errors as one line."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from typing_extensions import override
+
+from repro.arguments import suggest
+from repro.errors import UserError
+from repro.gpipe import GPipeStrategy, PipelineError, PipelineModule, StageError
+from repro.tasks.image_classification import ImageClassification, ImageDataModule
+from repro.tasks.translation import Translation, TranslationDataModule
+
+RESULTS = "results/local"
+"""Where logs and checkpoints of one's own runs go, below the current folder."""
+
+# Imported so that a config may call them by their short names.
+CLASSES = (ImageClassification, ImageDataModule, Translation, TranslationDataModule, GPipeStrategy)
+
+_NOISE = (
+    # Of the libraries below, about their own future; a person who trains a model can do nothing about them.
+    r"(?s).*`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"(?s).*instantiate_classes.*was deprecated",
+    r".*does not have many workers which may be a bottleneck",
+    r".*Experiment logs directory .* exists and is not empty",
+)
+
+
+class Parser(LightningArgumentParser):
+    """Tells a mistake in one line, with the nearest key that exists; an abbreviated option is a mistake."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(one_line(message))
+
+
+class ReproCLI(LightningCLI):
+    """LightningCLI for ``PipelineModule`` and its data, chosen by ``class_path`` in the config.
+
+    With ``run=False`` there are no subcommands: ``model``, ``datamodule`` and ``trainer`` are made, nothing runs.
+    """
+
+    def __init__(self, argv: Sequence[str], *, run: bool = True) -> None:
+        super().__init__(
+            PipelineModule,
+            pl.LightningDataModule,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"default_root_dir": RESULTS},
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"prog": "repro"},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=list(argv),
+            run=run,
+            auto_configure_optimizers=False,
+        )
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        # The base class warns when arguments are given from within Python; ours always are.
+        self.config = parser.parse_args(args)
+        trainer = (self.config.get(self.config.get("subcommand") or "") or self.config).trainer
+        if trainer.strategy == GPipeStrategy.__name__:  # without options of its own it is taken for a registered name
+            trainer.strategy = "gpipe"
+
+    @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except UserError:
+            raise
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UserError(one_line(str(error))) from error
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        config = self._get(self.config_init, "trainer", default={})
+        if config.get("logger") in (None, True):
+            root, name = config["default_root_dir"], self.subcommand or "run"
+            tensorboard = TensorBoardLogger(root, name=name)
+            kwargs["logger"] = [tensorboard, CSVLogger(root, name=name, version=tensorboard.version)]
+        return super().instantiate_trainer(**kwargs)
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        check = getattr(self.datamodule, "check", None)
+        if check is not None:
+            check()
+        super()._run_subcommand(subcommand)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``argv``, which begins with the subcommand, and returns the exit code: 2 for a mistake, 1 for a failure."""
+    with quiet():
+        try:
+            ReproCLI(argv)
+        except UserError as error:
+            return _tell(error, 2) if _rank() == 0 else 2
+        except (StageError, PipelineError) as error:
+            # All ranks have the same story. The first one tells it, unless it is the one that is gone.
+            return _tell(error, 1) if _rank() == 0 or "rank 0 has ended" in str(error) else 1
+    return 0
+
+
+def one_line(message: str) -> str:
+    """What is wrong, out of a message of the configuration library, which lists all types that do not fit."""
+    message = re.sub(r"(?s)\n\s*Given value type:.*?(?=\n\s*-|$)", "", message)
+    noise = r"(?m)^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class '(NoneType|str)'>\.?)\s*$"
+    lines = [line.strip().removeprefix("- ") for line in re.sub(noise, "", message).splitlines()]
+    text = " ".join(line for line in lines if line)
+    text = re.sub(r'Parser key "([^"]*)":', r"\1:", text)
+    text = re.sub(r"Subcommand '\w+' does not accept option '([^']*)'", r"unknown key \1", text)
+    text = re.sub(r"Option '([^']*)' is not accepted", r"unknown key \1", text)
+    text = re.sub(r"Expected a dot import path string: (\S+)", r"unknown class \1", text)
+    found = re.search(r"unknown (?:key|class) ([\w.]+)", text) or re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text)
+    return text + (_suggestion(found[1]) if found else "")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's advertisements and the deprecation warnings of libraries about each other."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+    def is_no_tip(record: logging.LogRecord) -> bool:
+        return "Tip:" not in record.getMessage()
+
+    log.addFilter(is_no_tip)
+    try:
+        with warnings.catch_warnings():
+            for message in _NOISE:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        log.removeFilter(is_no_tip)
+
+
+def _suggestion(key: str) -> str:
+    known = {name for kind in (*CLASSES, pl.Trainer) for name in inspect.signature(kind).parameters}
+    known |= {kind.__name__ for kind in CLASSES} | {"seed_everything", "ckpt_path", "trainer", "model", "data", "config"}
+    return suggest(key.rsplit(".", 1)[-1], sorted(known))
+
+
+def _tell(error: Exception, code: int) -> int:
+    print(f"repro: error: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+def _rank() -> int:
+    """Of this process, however it was started; before a launcher has started others it is 0."""
+    for name in ("RANK", "SLURM_PROCID"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return int(os.environ.get("NODE_RANK", 0)) or int(os.environ.get("LOCAL_RANK", 0))

@@ -1,0 +1,243 @@
+"""Image classification with AmoebaNet (sections 3 and 4 of the paper), and the packaged pictures as its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from repro.datasets.images import ImageDataset, image_datasets
+from repro.datasets.paths import missing_set, packaged_root
+from repro.datasets.store import read_manifest
+from repro.gpipe import PipelineModule
+from repro.models.amoebanet import Stem, Variant, amoebanet
+from repro.tasks.optimization import OptimizerName, ScheduleName, make_optimizer, make_schedule
+
+AUX_WEIGHT = 0.4
+"""Weight of the auxiliary classifier's loss (Real et al. 2018)."""
+
+_TOP = 5
+
+
+class ImageClassification(PipelineModule):
+    """AmoebaNet with a label-smoothed cross-entropy loss.
+
+    Logged: ``loss`` (smoothed; in training with the auxiliary classifier's part), ``accuracy``, and ``top5`` where there are
+    at least 10 classes.
+
+    Args:
+        variant: genotype, "A", "B" or "D".
+        num_layers: L, normal cells; a multiple of 3.
+        num_filters: D, filters of a normal cell of the first stack.
+        num_classes: outputs.
+        in_channels: channels of the pictures.
+        image_size: side of the pictures in pixels; only the costs of the layers (for the partition) depend on it.
+        stem: "imagenet" divides the side by 8 before the first normal cell, "small" by ``stem_stride``.
+        stem_stride: stride of the stem's convolution; None: 2 for "imagenet", 1 for "small".
+        dropout: probability of dropping a feature before the classifier.
+        aux_head: whether to train an auxiliary classifier in mid-network, with weight 0.4.
+        bn_momentum: weight of a mini-batch in BatchNorm's running statistics.
+        label_smoothing: probability mass that is spread over all classes.
+        optimizer: "adam", "adamw", "rmsprop" or "sgd".
+        learning_rate: its peak.
+        weight_decay: of matrices and filters; biases and norms do not decay.
+        momentum: beta 1 of Adam, momentum of the others.
+        second_momentum: beta 2 of Adam, decay of RMSProp.
+        epsilon: in the denominator of Adam and RMSProp.
+        schedule: "constant", "one_cycle", "inverse_sqrt" or "exponential", after the warm-up.
+        warmup_steps: optimizer steps of linear warm-up.
+        decay_rate: factor of "exponential".
+        decay_steps: optimizer steps between two factors of "exponential".
+    """
+
+    def __init__(
+        self,
+        variant: Variant = "D",
+        num_layers: int = 18,
+        num_filters: int = 208,
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int = 32,
+        stem: Stem = "small",
+        stem_stride: int | None = None,
+        dropout: float = 0.0,
+        aux_head: bool = False,
+        bn_momentum: float = 0.1,
+        label_smoothing: float = 0.1,
+        optimizer: OptimizerName = "adamw",
+        learning_rate: float = 3e-3,
+        weight_decay: float = 4e-5,
+        momentum: float = 0.9,
+        second_momentum: float = 0.999,
+        epsilon: float = 1e-8,
+        schedule: ScheduleName = "one_cycle",
+        warmup_steps: int = 0,
+        decay_rate: float = 0.97,
+        decay_steps: int = 1,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    @override
+    def layers(self) -> list[Any]:
+        h = self.hparams
+        return amoebanet(
+            h.variant,
+            num_layers=h.num_layers,
+            num_filters=h.num_filters,
+            num_classes=h.num_classes,
+            aux_head=h.aux_head,
+            in_channels=h.in_channels,
+            stem=h.stem,
+            stem_stride=h.stem_stride,
+            dropout=h.dropout,
+            bn_momentum=h.bn_momentum,
+        )
+
+    @override
+    def loss(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor) -> tuple[Tensor, int]:
+        """Sum over rows of logits (B, classes) against labels (B,), and the number of rows."""
+        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
+        total = self._cross_entropy(logits, targets)
+        # The auxiliary classifier is a help in training; evaluation is about the classifier. (Gradient mode would not
+        # tell: a forward that will be recomputed runs without gradient.)
+        if auxiliary and self.training:
+            total = total + AUX_WEIGHT * self._cross_entropy(auxiliary[0], targets)
+        return total, len(targets)
+
+    @override
+    def metrics(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor) -> dict[str, tuple[Tensor, int]]:
+        """Correct rows, by the first and by the first five guesses."""
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        found = {"accuracy": ((logits.argmax(dim=1) == targets).sum(), len(targets))}
+        if logits.shape[1] >= 2 * _TOP:
+            among = (logits.topk(_TOP, dim=1).indices == targets[:, None]).any(dim=1)
+            found["top5"] = (among.sum(), len(targets))
+        return found
+
+    @override
+    def example_inputs(self) -> Tensor:
+        h = self.hparams
+        return torch.zeros(2, h.in_channels, h.image_size, h.image_size)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        h = self.hparams
+        optimizer = make_optimizer(
+            h.optimizer,
+            self.named_parameters(),
+            learning_rate=h.learning_rate,
+            weight_decay=h.weight_decay,
+            momentum=h.momentum,
+            second_momentum=h.second_momentum,
+            epsilon=h.epsilon,
+        )
+        schedule = make_schedule(
+            h.schedule,
+            optimizer,
+            self,
+            warmup_steps=h.warmup_steps,
+            decay_rate=h.decay_rate,
+            decay_steps=h.decay_steps,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.hparams.label_smoothing)
+
+
+class ImageDataModule(pl.LightningDataModule):
+    """Fashion-MNIST, packaged, padded to ``image_size``.
+
+    The validation part is carved from the training split by a fixed seed; the test split is in neither.
+
+    Args:
+        root: folder of the packaged sets; None: ``data/packaged`` of the checkout.
+        batch_size: rows of a mini-batch, per replica; it must divide into the micro-batches.
+        image_size: side of the pictures after padding.
+        validation: training rows to set aside.
+        limit_train: only so many training rows.
+        limit_test: only so many test rows.
+        augment: shift within the padding and mirror the training pictures.
+        num_workers: loader processes of the rank that reads data.
+        split_seed: of the choice of validation rows.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        batch_size: int = 128,
+        image_size: int = 32,
+        validation: int = 5000,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+        augment: bool = False,
+        num_workers: int = 0,
+        split_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.batch_size = batch_size
+        self.image_size = image_size
+        self.validation = validation
+        self.limit_train = limit_train
+        self.limit_test = limit_test
+        self.augment = augment
+        self.num_workers = num_workers
+        self.split_seed = split_seed
+        self._parts: dict[str, ImageDataset] = {}
+
+    def check(self) -> None:
+        """Raises what would stop the run later: before any process starts.
+
+        Raises:
+            DataError: the set has not been fetched.
+        """
+        name, base = "fashion-mnist", packaged_root(self.root)
+        if read_manifest(Path(base), name) is None:
+            raise missing_set(name, base)
+
+    @override
+    def setup(self, stage: str | None = None) -> None:
+        if not self._parts:
+            parts = image_datasets(
+                self.root,
+                self.validation,
+                self.limit_train,
+                self.limit_test,
+                self.augment,
+                self.image_size,
+                self.split_seed,
+            )
+            self._parts = dict(zip(("train", "val", "test"), parts, strict=True))
+
+    @override
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self._loader("train", shuffle=True)
+
+    @override
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader("val")
+
+    @override
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._loader("test")
+
+    @override
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return self._loader("test")
+
+    def _loader(self, part: str, *, shuffle: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            self._parts[part],
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )

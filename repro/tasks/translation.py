@@ -1,0 +1,234 @@
+"""Multilingual translation with the Transformer T(L, H, A) (section 5 of the paper)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from repro.datasets.translation import Pair
+from repro.errors import UserError
+from repro.gpipe import PipelineModule
+from repro.models.transformer import transformer
+from repro.tasks.bleu import baselines, corpus_bleu, unigram_nll
+from repro.tasks.decoding import decode_sentences
+from repro.tasks.optimization import OptimizerName, ScheduleName, make_optimizer, make_schedule
+from repro.tasks.translation_data import TranslationDataModule
+
+__all__ = ["Translation", "TranslationDataModule"]
+
+
+class Translation(PipelineModule):
+    """Transformer encoder-decoder with a label-smoothed cross-entropy loss over the tokens that are not padding.
+
+    Logged: ``loss`` (smoothed), ``accuracy`` (of the next token, given the reference so far), and in evaluation ``nll``
+    (not smoothed, natural logarithm, per token) and ``perplexity``. After a test epoch over ``TranslationDataModule``
+    also ``test_bleu`` of greedy decoding, beside ``test_bleu_copy`` and ``test_bleu_nearest`` (copying the source; the
+    English of the most similar training source) and ``test_unigram_nll``.
+
+    Args:
+        num_layers: L, encoder layers, and decoder layers unless ``num_decoder_layers`` says otherwise.
+        d_ff: H, width of the feed-forward layers.
+        num_heads: A; attention has ``d_head`` x A channels.
+        vocab_size: pieces, as in the data.
+        d_model: width of the states.
+        d_head: channels of one head.
+        num_decoder_layers: decoder layers.
+        dropout: on embeddings and on what each sub-layer adds.
+        split_sublayers: make every sub-layer a layer, to balance stages more finely.
+        pad_id: the padding token.
+        label_smoothing: probability mass that is spread over all pieces.
+        optimizer: "adam", "adamw", "rmsprop" or "sgd".
+        learning_rate: its peak.
+        weight_decay: of matrices; biases and norms do not decay.
+        momentum: beta 1 of Adam, momentum of the others.
+        second_momentum: beta 2 of Adam, decay of RMSProp.
+        epsilon: in the denominator of Adam and RMSProp.
+        schedule: "constant", "one_cycle", "inverse_sqrt" or "exponential", after the warm-up.
+        warmup_steps: optimizer steps of linear warm-up.
+        decay_rate: factor of "exponential".
+        decay_steps: optimizer steps between two factors of "exponential".
+        bleu: translate the test part at the end of a test epoch.
+    """
+
+    def __init__(
+        self,
+        num_layers: int = 6,
+        d_ff: int = 8192,
+        num_heads: int = 16,
+        vocab_size: int = 8000,
+        d_model: int = 1024,
+        d_head: int = 64,
+        num_decoder_layers: int | None = None,
+        dropout: float = 0.1,
+        split_sublayers: bool = False,
+        pad_id: int = 0,
+        label_smoothing: float = 0.1,
+        optimizer: OptimizerName = "adam",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        momentum: float = 0.9,
+        second_momentum: float = 0.98,
+        epsilon: float = 1e-9,
+        schedule: ScheduleName = "inverse_sqrt",
+        warmup_steps: int = 0,
+        decay_rate: float = 0.97,
+        decay_steps: int = 1,
+        bleu: bool = True,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    @override
+    def layers(self) -> list[Any]:
+        h = self.hparams
+        return transformer(
+            num_layers=h.num_layers,
+            d_ff=h.d_ff,
+            num_heads=h.num_heads,
+            vocab_size=h.vocab_size,
+            d_model=h.d_model,
+            d_head=h.d_head,
+            num_decoder_layers=h.num_decoder_layers,
+            dropout=h.dropout,
+            pad_id=h.pad_id,
+            split_sublayers=h.split_sublayers,
+        )
+
+    @override
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over the tokens that are not padding of logits (B, T, V) against pieces (B, T), and their number."""
+        return self._cross_entropy(outputs, targets, self.hparams.label_smoothing), self._count(targets)
+
+    @override
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Right tokens; in evaluation also the negative log likelihood."""
+        count = self._count(targets)
+        right = (outputs.argmax(dim=-1) == targets) & (targets != self.hparams.pad_id)
+        found = {"accuracy": (right.sum(), count)}
+        if not self.training:  # one more softmax over the vocabulary, which training need not pay for
+            found["nll"] = (self._cross_entropy(outputs, targets, 0.0), count)
+        return found
+
+    @override
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        source = torch.ones(2, 16, dtype=torch.int64)
+        return source, source.clone()
+
+    @override
+    def configure_optimizers(self) -> Any:
+        h = self.hparams
+        optimizer = make_optimizer(
+            h.optimizer,
+            self.named_parameters(),
+            learning_rate=h.learning_rate,
+            weight_decay=h.weight_decay,
+            momentum=h.momentum,
+            second_momentum=h.second_momentum,
+            epsilon=h.epsilon,
+        )
+        schedule = make_schedule(
+            h.schedule,
+            optimizer,
+            self,
+            warmup_steps=h.warmup_steps,
+            decay_rate=h.decay_rate,
+            decay_steps=h.decay_steps,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    @override
+    def setup(self, stage: str) -> None:
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, TranslationDataModule) and data.vocab_size != self.hparams.vocab_size:
+            raise UserError(
+                f"the model has vocab_size={self.hparams.vocab_size} but the data has vocab_size={data.vocab_size}; give "
+                "both the same number"
+            )
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._log_perplexity("val")
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_perplexity("test")
+        data = getattr(self.trainer, "datamodule", None)
+        if self.hparams.bleu and isinstance(data, TranslationDataModule):
+            # Every rank helps to gather the layers and to agree on the folder; the first one translates.
+            state, folder = self.trainer.strategy.lightning_module_state_dict(), self.trainer.log_dir
+            found = self._translate(state, data, folder) if self.trainer.is_global_zero else None
+            for name, value in self.trainer.strategy.broadcast(found).items():
+                self.log(f"test_{name}", value)
+
+    def _translate(self, state: dict[str, Any], data: TranslationDataModule, folder: str | None) -> dict[str, float]:
+        """Translates the test part with the unsplit model, writes the sentences down, and judges them."""
+        with torch.device("meta"):
+            model = nn.Sequential(*(make() for make in self.layers()))
+        layers = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        model.load_state_dict(layers, assign=True)
+        model.to(self.device)
+        vocabulary, encoded, pairs = data.vocabulary, data.encoded("test"), data.pairs("test")
+        answers = decode_sentences(
+            model,
+            [(*item.source, vocabulary.eos_id) for item in encoded.items],
+            bos_id=vocabulary.bos_id,
+            eos_id=vocabulary.eos_id,
+            pad_id=vocabulary.pad_id,
+            device=self.device,
+        )
+        hypotheses = [vocabulary.decode(answer) for answer in answers]
+        judged = [pairs[item.index] for item in encoded.items]
+        bleu = corpus_bleu(hypotheses, [pair.english for pair in judged])
+        others = baselines(data.pairs("train"), judged)
+        rank_zero_info(
+            f"BLEU on {len(judged)} held-out sentences: {bleu.score:.2f}; copying the source {others.copy.score:.2f}, "
+            f"nearest training sentence {others.nearest.score:.2f} ({bleu.signature})"
+        )
+        if folder is not None:
+            _write_translations(Path(folder), judged, hypotheses)
+        return {
+            "bleu": bleu.score,
+            "bleu_copy": others.copy.score,
+            "bleu_nearest": others.nearest.score,
+            "unigram_nll": unigram_nll(
+                data.encoded("train").items,
+                encoded.items,
+                eos_id=vocabulary.eos_id,
+                vocab_size=vocabulary.size,
+            ),
+        }
+
+    def _log_perplexity(self, stage: str) -> None:
+        nll = self.trainer.callback_metrics.get(f"{stage}_nll")
+        if nll is not None:
+            self.log(f"{stage}_perplexity", math.exp(min(float(nll), 700.0)))
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        return F.cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            ignore_index=self.hparams.pad_id,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+
+    def _count(self, targets: Tensor) -> Tensor:
+        return (targets != self.hparams.pad_id).sum()
+
+
+def _write_translations(folder: Path, pairs: Sequence[Pair], hypotheses: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "translations.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(["language", "source", "reference", "translation"])
+        for pair, hypothesis in zip(pairs, hypotheses, strict=True):
+            writer.writerow([pair.language, pair.source, pair.english, hypothesis])
