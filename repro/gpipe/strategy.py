@@ -325,7 +325,8 @@ class GPipeStrategy(ParallelStrategy):
                 f"{DOCS})"
             )
         assert module.model is not None
-        self._batches_seen = int(self._resume.get("batches_seen", 0)) if fitting else 0
+        if fitting:
+            self._batches_seen = int(self._resume.get("batches_seen", self._batches_seen))
         self._engine = Engine(
             {index: module.model[index] for index in self._own},
             self.partition,
@@ -391,7 +392,11 @@ class GPipeStrategy(ParallelStrategy):
         if mesh is not None:
             for peer in range(1, mesh.num_stages):
                 self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
-        return ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)
+        loader = ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)
+        # Not left to Lightning, which loads no loader's state from a checkpoint at the end of an epoch.
+        if self._module.trainer.training and self._resume.get("loaders"):
+            loader.load_state_dict(self._resume["loaders"].pop(0))
+        return loader
 
     def is_placeholder(self, batch: object) -> bool:
         """Whether ``batch`` stands for one that another rank reads, or for none."""
@@ -491,8 +496,6 @@ class GPipeStrategy(ParallelStrategy):
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resume = checkpoint.get(_CHECKPOINT_KEY, {})
-        if self._resume.get("loaders"):
-            checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = self._resume["loaders"]
         return checkpoint
 
     @override
@@ -546,6 +549,7 @@ class GPipeStrategy(ParallelStrategy):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self._resume = {}
         self._sender.close()
         if self._mesh is not None:
             self._mesh.close()

@@ -170,7 +170,7 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
             "steps": recorder.steps,
             "epochs": recorder.epochs,
             "stopped_at": (runner.current_epoch, runner.global_step),
-            "best": None if best is None else (best.best_model_path, best.best_model_score.item()),
+            "best": None if best is None else (best.best_model_path, float(best.best_model_score or 0.0)),
             "kept": sorted(path.name for path in (folder / "kept").glob("*.ckpt")),
             "read": train.dataset.read,
         }

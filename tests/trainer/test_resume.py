@@ -1,0 +1,185 @@
+"""A run that was stopped goes on with other stages as if it had never been stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.helpers.ranks import Pools
+from tests.trainer.modules import Points, Regression
+from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, trainer, untouched
+
+K2, K3 = Pipeline(2), Pipeline(3)
+# Five batches an epoch in windows of two: after batches 1, 3, 6 and 8 a window is open, after 5 and 10 an epoch ends.
+WHOLE = Run(trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.3})
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pipelines one after the other; each but the last is left at its checkpoint ``at[i]``, where the next goes on."""
+
+    pipelines: tuple[Pipeline, ...]
+    at: tuple[int, ...]
+    layers: str = "dropout"
+    scheduler: str = "step"
+    shuffle: bool = True
+    workers: int = 0
+
+    @property
+    def run(self) -> Run:
+        """The uninterrupted run."""
+        return WHOLE.but(
+            shuffle=self.shuffle, workers=self.workers, module={"layers": self.layers, "scheduler": self.scheduler}
+        )
+
+
+CHAINS = {
+    "inside windows": Chain((K3, K2, ONE), (3, 6)),
+    "first batch": Chain((ONE, K3, K2), (1, 8)),
+    "between windows": Chain((K3, K2, ONE), (2, 9), scheduler="epoch"),
+    "workers": Chain((K2, ONE), (3,), workers=2),
+    "in order": Chain((K2, K3), (3,), shuffle=False, scheduler="epoch"),
+    "virtual stages": Chain((K3, Pipeline(2, num_virtual_stages=2), Pipeline(4, local=True)), (3, 6)),
+    "replicas": Chain((K2, Pipeline(2, data_parallel_size=2), K3), (3, 6), layers="plain"),
+    "from replicas": Chain((Pipeline(2, data_parallel_size=2), ONE), (8,), layers="plain"),
+    "plateau": Chain((K3, K2, ONE), (3, 8), scheduler="plateau"),
+    "frozen": Chain((K2, K3, ONE), (3, 6), layers="frozen_first"),
+    "empty stage": Chain((Pipeline(3, partition=(2, 2, 1)), K2, ONE), (3, 6), layers="empty_stage"),
+}
+WHAT = ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step", "loops", "gpipe")
+
+
+def follow(chain: Chain, pools: Pools, directory: Path) -> list[Outcome]:
+    """Runs the chain; every run but the first resumes."""
+    outcomes: list[Outcome] = []
+    resume = None
+    for number, pipeline in enumerate(chain.pipelines):
+        folder = directory / str(number)
+        folder.mkdir()
+        run = chain.run.but(resume=resume, save_at=chain.at[number : number + 1])
+        outcomes += fit_all(pools, [(pipeline, run)], folder)
+        if number < len(chain.at):
+            resume = str(outcomes[-1].directory / f"{chain.at[number]}.ckpt")
+    return outcomes
+
+
+class LoadsByHand(Regression):
+    """Loads the weights of a plain ``nn.Sequential`` where it is set up."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        assert self.model is not None
+        self.model.load_state_dict(torch.load(self.path))
+
+
+class KeepWeights(pl.Callback):
+    """Keeps the names of all weights, and those of this rank as they are before the first step."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        state = module.model.state_dict()
+        self.names = list(state)
+        self.own = {name: value.clone() for name, value in state.items() if not value.is_meta}
+
+
+def load_weights(rank: int, world_size: int, path: str) -> tuple[list[str], dict[str, torch.Tensor]]:
+    pipeline = Pipeline(world_size)
+    with untouched():
+        keep = KeepWeights()
+        runner = trainer(pipeline, callbacks=[keep], max_steps=1, enable_checkpointing=False, precision="32-true")
+        data = DataLoader(Points(4, dtype=torch.float32), batch_size=4)
+        runner.fit(LoadsByHand(path), data)
+    return keep.names, keep.own
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_resuming_equals_the_uninterrupted_run(name: str, pools: Pools, tmp_path: Path) -> None:
+    chain = CHAINS[name]
+    (whole,) = fit_all(pools, [(ONE, chain.run)], tmp_path)
+    for number, outcome in enumerate(follow(chain, pools, tmp_path)):
+        where = f"{chain.pipelines[number]} (run {number} of {name})"
+        done = chain.at[number - 1] if number else 0
+        for said in outcome.ranks:
+            assert_same(said["steps"], whole.ranks[0]["steps"][done:], f"{where}, losses")
+        for key in WHAT:
+            assert_same(outcome.final[key], whole.final[key], f"{where}, {key}")
+
+
+def end_of_first_epoch(outcome: Outcome, moment: str) -> str:
+    """The checkpoint saved at ``moment``, by the recorder or by ModelCheckpoint."""
+    return str(outcome.directory / ("5.ckpt" if moment == "last batch" else "kept/epoch=0-step=3.ckpt"))
+
+
+@pytest.mark.parametrize("moment", ["last batch", "validation", "epoch"])
+def test_resuming_at_the_end_of_an_epoch(moment: str, pools: Pools, tmp_path: Path) -> None:
+    """After the last batch Lightning goes on without the validation, in which loaders draw: so not shuffled there."""
+    run = WHOLE.but(
+        shuffle=moment != "last batch",
+        module={"layers": "dropout" if moment != "last batch" else "plain", "scheduler": "epoch"},
+        save_at=(5,),
+        checkpoint={"save_top_k": -1, "save_on_train_epoch_end": moment == "epoch"},
+    )
+    folders = [tmp_path / name for name in ("whole", "second")]
+    for folder in folders:
+        folder.mkdir()
+    whole, stopped = fit_all(pools, [(ONE, run), (K3, run)], folders[0])
+    again = run.but(resume=end_of_first_epoch(stopped, moment))
+    for pipeline, resumed in zip((K2, ONE), fit_all(pools, [(K2, again), (ONE, again)], folders[1]), strict=True):
+        where = f"{pipeline} after the {moment}"
+        for said in resumed.ranks:
+            assert_same(said["steps"], whole.ranks[0]["steps"][5:], f"{where}, losses")
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+            assert_same(resumed.final[key], whole.final[key], f"{where}, {key}")
+        if run.shuffle:
+            assert_same(resumed.final["gpipe"], whole.final["gpipe"], where)
+
+
+def test_checkpoints_of_pipelines_open_in_plain_lightning(pools: Pools, tmp_path: Path) -> None:
+    """They load, and resume: at the end of an epoch with the same end, within one wherever Lightning then starts."""
+    run = WHOLE.but(
+        shuffle=False,
+        module={"layers": "plain", "scheduler": "epoch"},
+        save_at=(3, 4),
+        checkpoint={"save_top_k": -1, "save_on_train_epoch_end": True},
+    )
+    pipelines = (K3, Pipeline(2, data_parallel_size=2), Pipeline(2, num_virtual_stages=2), Pipeline(4, local=True))
+    folders = [tmp_path / name for name in ("pipelines", "plain")]
+    for folder in folders:
+        folder.mkdir()
+    whole, *saved = fit_all(pools, [(PLAIN, run), *((pipeline, run) for pipeline in pipelines)], folders[0])
+    inputs = torch.ones(2, 4, dtype=torch.float64)
+    wanted = Regression.load_from_checkpoint(whole.directory / "final.ckpt", weights_only=False).double()(inputs)
+    for pipeline, outcome in zip(pipelines, saved, strict=True):
+        loaded = Regression.load_from_checkpoint(outcome.directory / "final.ckpt", weights_only=False).double()
+        torch.testing.assert_close(loaded(inputs), wanted, rtol=0, atol=1e-10, msg=str(pipeline))
+        assert list(outcome.final["state_dict"]) == list(whole.final["state_dict"]), pipeline
+    names = ("3.ckpt", "4.ckpt", "kept/epoch=0-step=3.ckpt")
+    jobs = [(PLAIN, run.but(resume=str(outcome.directory / name))) for outcome in saved for name in names]
+    resumed = fit_all(pools, jobs, folders[1])
+    for (_, job), outcome in zip(jobs, resumed, strict=True):
+        assert outcome.ranks[0]["stopped_at"] == (3, 9), job.resume
+        if job.resume is not None and "kept" in job.resume:
+            for key in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
+                assert_same(outcome.final[key], whole.final[key], f"{job.resume}, {key}")
+
+
+def test_weights_of_the_plain_model_load_by_hand(pools: Pools, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain = Regression()
+    plain.configure_model()
+    path = tmp_path / "weights.pt"
+    assert plain.model is not None
+    torch.save(plain.model.state_dict(), path)
+    wanted = plain.model.state_dict()
+    for rank, (names, loaded) in enumerate(pools(3).run(load_weights, str(path))):
+        assert names == list(wanted), f"rank {rank}"
+        assert_same(loaded, {name: wanted[name] for name in loaded}, f"rank {rank}")
+        assert 0 < len(loaded) < len(wanted)
