@@ -15,6 +15,7 @@ from .results import StepResult, Totals
 from .stage import is_recomputing
 from .strategy import GPipeStrategy
 from .tracing import Event
+from .verification import Verification, verify
 
 __all__ = [
     "BatchError",
@@ -26,7 +27,9 @@ __all__ = [
     "StageError",
     "StepResult",
     "Totals",
+    "Verification",
     "is_recomputing",
+    "verify",
 ]
 
 GPipeStrategy.register_strategies(StrategyRegistry)

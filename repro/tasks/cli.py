@@ -134,14 +134,21 @@ def one_line(message: str) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without Lightning's advertisements and the deprecation warnings of libraries about each other."""
+def quiet(level: int = logging.INFO) -> Iterator[None]:
+    """Without Lightning's advertisements and the deprecation warnings of libraries about each other.
+
+    ``level``: of the least important messages that Lightning may still print.
+    """
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    lightning = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    before = [logger.level for logger in lightning]
 
     def is_no_tip(record: logging.LogRecord) -> bool:
         return "Tip:" not in record.getMessage()
 
     log.addFilter(is_no_tip)
+    for logger in lightning:
+        logger.setLevel(level)
     try:
         with warnings.catch_warnings():
             for message in _NOISE:
@@ -149,6 +156,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         log.removeFilter(is_no_tip)
+        for logger, old in zip(lightning, before, strict=True):
+            logger.setLevel(old)
 
 
 def _suggestion(key: str) -> str:
