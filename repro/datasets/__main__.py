@@ -10,7 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from repro.datasets.fetch import IMAGES, TRANSLATION, fetch, present
+from repro.datasets.fetch import fetch, present
+from repro.datasets.fetch_images import IMAGES
+from repro.datasets.fetch_translation import TRANSLATION
 from repro.datasets.paths import FETCH_COMMAND, DataError, packaged_root
 from repro.datasets.sources import Sources, load_sources
 

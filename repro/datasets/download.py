@@ -12,7 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from repro.datasets.archives import find_wheel
 from repro.datasets.paths import DataError
@@ -100,6 +104,28 @@ def download_from_mirrors(mirrors: Sequence[str], name: str, size: int, on_bytes
         except (urllib.error.URLError, OSError) as error:
             failures.append(str(error))
     raise DataError(f"no mirror gave {name} ({'; '.join(failures) or 'none is known'})")
+
+
+def download_from_torchvision(name: str, size: int, on_bytes: OnBytes) -> bytes:
+    """The file ``name`` of Fashion-MNIST from the mirrors that torchvision knows."""
+    from torchvision.datasets import FashionMNIST  # slow to import, and needed only here
+
+    return download_from_mirrors(FashionMNIST.mirrors, name, size, on_bytes)
+
+
+@dataclass(frozen=True)
+class Downloads:
+    """The three ways out to the network, in one place so that a test can close them."""
+
+    wheel: Callable[[str, int, Path, OnBytes], None] = download_wheel
+    debian_package: Callable[[str, int, Path, OnBytes], None] = download_debian_package
+    mirror_file: Callable[[str, int, OnBytes], bytes] = download_from_torchvision
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that counts bytes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=not console.is_terminal)
 
 
 def _time_limit(size: int) -> float:

@@ -33,6 +33,11 @@ def packaged_root(root: str | Path | None = None) -> Path:
     return Path(root) if root is not None else data_folder() / "packaged"
 
 
+def incoming(root: Path) -> Path:
+    """Where files that were brought by hand are looked for."""
+    return root / "incoming"
+
+
 def fetch_command(name: str, root: Path) -> str:
     """The command that fetches the set ``name`` into ``root``."""
     command = f"{FETCH_COMMAND} --only {'images' if name == 'fashion-mnist' else name}"

@@ -47,6 +47,11 @@ class ImageSource:
     folder: str
     files: tuple[IdxFile, ...]
 
+    @property
+    def recipe(self) -> str:
+        """Digest of what a built set must come from."""
+        return sha256(repr(self.files).encode())
+
 
 @dataclass(frozen=True)
 class TranslationSource:
@@ -59,6 +64,11 @@ class TranslationSource:
     def licence(self) -> str:
         """All licences of the wheels."""
         return ", ".join(sorted({wheel.licence for wheel in self.wheels}))
+
+    @property
+    def recipe(self) -> str:
+        """Digest of what a built corpus must come from: the pins, and the digest recorded for the result."""
+        return sha256(repr((self.corpus, [(wheel.requirement, wheel.content) for wheel in self.wheels])).encode())
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,13 @@ def tiny_sources(folder: Path, members: dict[str, bytes], files: dict[str, bytes
     )
 
 
-def write_images(root: Path, train: int = 20, test: int = 10) -> None:
+def write_images(root: Path, train: int = 20, test: int = 10, recipe: str = "recipe") -> None:
     """A packaged image set below ``root``."""
     root.mkdir(parents=True, exist_ok=True)
     with new_set(root, "fashion-mnist") as folder:
         for name, data in idx_files(train, test).items():
             (folder / name).write_bytes(data)
-        write_manifest(folder, "fashion-mnist", "recipe", "test", "MIT", {"train": train, "test": test})
+        write_manifest(folder, "fashion-mnist", recipe, "test", "MIT", {"train": train, "test": test})
 
 
 def write_corpus(root: Path, languages: list[str], sentences: int = 60, held_out: int = 5) -> recipe.Corpus:

