@@ -123,9 +123,9 @@ class Downloads:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that counts bytes."""
+    """A bar that counts bytes; silent where the output is not a terminal (a log gets one line per file instead)."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=not console.is_terminal)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _time_limit(size: int) -> float:

@@ -101,6 +101,8 @@ def _images_from_debian(root: Path, source: ImageSource, console: Console, downl
     with tempfile.TemporaryDirectory(dir=root, prefix=f".{IMAGES}-") as name, progress_bar(console) as progress:
         folder = Path(name)
         task = progress.add_task(source.package, total=source.package_bytes)
+        if not console.is_terminal:
+            console.print(f"{IMAGES}: downloading {source.package} ({source.package_bytes / 1e6:.1f} MB)")
         downloads.debian_package(
             source.package, source.package_bytes, folder, lambda done: progress.update(task, completed=done)
         )

@@ -91,6 +91,8 @@ def _download_wheels(
         done = 0
         for wheel in wanted:
             progress.update(task, description=wheel.requirement)
+            if not console.is_terminal:
+                console.print(f"{TRANSLATION}: downloading {wheel.requirement} ({wheel.bytes / 1e6:.1f} MB)")
 
             def on_bytes(arrived: int, before: int = done, size: int = wheel.bytes) -> None:
                 progress.update(task, completed=before + min(arrived, size))
