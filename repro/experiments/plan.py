@@ -1,0 +1,150 @@
+"""What ``repro reproduce`` runs, in order: groups of parts, each part a job whose result is kept in a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .cells import Cell
+from .ranks import Job
+from .scales import TASKS, Scale, Task
+from .speed import time_ways
+from .training import TrainingPlan, train
+from .workload import SpeedPlan, Workload
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """One training run of a task."""
+
+    task: Task
+    plan: TrainingPlan
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Names its cell and its log."""
+        return f"{self.kind}-{self.task.name}-K{self.plan.num_stages}"
+
+    @property
+    def title(self) -> str:
+        """What a person reads."""
+        where = "processes" if self.plan.processes else "one process"
+        verb = "learns" if self.kind == "learning" else "compared"
+        return f"{self.task.model} {verb}, K={self.plan.num_stages} ({where})"
+
+    @property
+    def cell(self) -> Cell:
+        """Its result depends on the plan and on what the config files say."""
+        texts = [Path(path).read_text(encoding="utf-8") for path in self.plan.configs]
+        return Cell(self.name, self.plan.as_dict() | {"configs": texts})
+
+    def job(self, logs: Path) -> Job:
+        """On as many processes as it has ranks; what the run itself writes goes below ``logs``."""
+        root = f"--trainer.default_root_dir={logs / self.name}"
+        plan = replace(self.plan, overrides=(*self.plan.overrides, root))
+        return Job(self.title, train, (plan,), logs / f"{self.name}.log", world_size=plan.world_size)
+
+
+@dataclass(frozen=True)
+class SpeedPart:
+    """The comparison of step times, always on CPU processes of one thread."""
+
+    workload: Workload
+    plan: SpeedPlan
+    name: str = "speed"
+    title: str = "step times beside the peers"
+    task: None = None
+
+    @property
+    def cell(self) -> Cell:
+        """Its result depends on the work and on how long it is timed."""
+        return Cell(self.name, {"workload": asdict(self.workload), "plan": asdict(self.plan)})
+
+    def job(self, logs: Path) -> Job:
+        """On two processes."""
+        return Job(self.title, time_ways, (self.workload, self.plan), logs / f"{self.name}.log", world_size=2)
+
+
+Part = TrainingPart | SpeedPart
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts that run at the same time, and their expected seconds."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+
+    @property
+    def task(self) -> Task | None:
+        """Whose data they need."""
+        return self.parts[0].task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run does.
+
+    Attributes:
+        compared: by task, the runs that must agree: the reference with K = 1, then the others.
+        learning: by task, the longer run.
+    """
+
+    compared: dict[str, tuple[TrainingPart, ...]]
+    learning: dict[str, TrainingPart]
+    speed: SpeedPart
+    groups: tuple[Group, ...]
+
+
+def make_plan(
+    scale: Scale, device: str, num_stages: int, num_micro_batches: int | None, tasks: Sequence[Task] = TASKS
+) -> Plan:
+    """The plan of a scale.
+
+    The runs with one stage and with local stages need one core each and are not timed: they run at the same time.
+
+    Args:
+        scale: sizes.
+        device: ``cpu``, or CUDA devices separated by commas; with fewer devices than stages all stages share the first.
+        num_stages: K of the pipeline; the local run has 2 K.
+        num_micro_batches: M; None takes that of the scale, and for the longer runs that of their config.
+    """
+    workload = scale.workload
+    if num_micro_batches is not None:
+        workload = replace(workload, num_micro_batches=num_micro_batches)
+    separate = num_stages > 1 and (device == "cpu" or len(device.split(",")) >= num_stages)
+    compared: dict[str, tuple[TrainingPart, ...]] = {}
+    learning: dict[str, TrainingPart] = {}
+    groups: list[Group] = []
+    for task in tasks:
+        one = TrainingPlan(
+            configs=task.configs(scale.overlay),
+            num_stages=1,
+            num_micro_batches=workload.num_micro_batches,
+            processes=False,
+            steps=scale.agreement_steps,
+            device=device,
+            overrides=task.agreement,
+        )
+        several = replace(one, num_stages=num_stages, processes=separate)
+        longer = replace(several, num_micro_batches=num_micro_batches, steps=scale.learning_steps, overrides=())
+        reference, pipeline, local = (
+            TrainingPart(task, plan, "compared")
+            for plan in (
+                one,
+                replace(several, trace=scale.traced_steps),
+                replace(one, num_stages=2 * num_stages, trace=scale.traced_steps),
+            )
+        )
+        compared[task.name] = (reference, pipeline, local)
+        learning[task.name] = TrainingPart(task, longer, "learning")
+        groups += [
+            Group((reference, local), scale.seconds["compared"]),
+            Group((pipeline,), scale.seconds["compared"]),
+        ]
+    speed = SpeedPart(workload, scale.speed)
+    groups.append(Group((speed,), scale.seconds["speed"]))
+    groups += [Group((part,), scale.seconds[name]) for name, part in learning.items()]
+    return Plan(compared, learning, speed, tuple(groups))

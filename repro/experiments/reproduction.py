@@ -1,0 +1,139 @@
+"""Runs the parts of ``repro reproduce`` that are not finished, and collects rows and checks from all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from repro.errors import UserError
+
+from .agreement import Tolerance
+from .cells import CellStore
+from .collect import Check, Run, agreement_rows, bubble_rows, learning_rows
+from .plan import Group, Part, Plan, TrainingPart
+from .progress import Display
+from .ranks import Job, JobError, run_jobs
+from .rows import Row
+from .scales import Scale
+from .speed import speed_rows
+from .training import missing_data
+
+
+class Reproduction:
+    """Runs a plan part by part and collects rows and checks.
+
+    Attributes:
+        results: of the parts that have finished, by name.
+        missing: by task, what is missing of its data.
+        failures: of the parts that did not finish, by name.
+    """
+
+    def __init__(self, plan: Plan, store: CellStore, display: Display) -> None:
+        self.store = store
+        self.results: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self._plan = plan
+        self._display = display
+        self._logs = store.folder / "logs"
+
+    def run(self) -> None:
+        """Runs what has not been finished before.
+
+        Raises:
+            UserError: no task has its data.
+        """
+        self._look_for_data()
+        for group in self._plan.groups:
+            if group.task is not None and group.task.name in self.missing:
+                for part in group.parts:
+                    self._display.finish(part.title, f"left out, {group.task.data} is missing")
+                continue
+            self._run_group(group)
+
+    def collect(self, scale: Scale) -> tuple[list[Row], list[Check]]:
+        """Rows and checks of the parts that have finished."""
+        rows: list[Row] = []
+        checks: list[Check] = []
+        for name, parts in self._plan.compared.items():
+            reference, *others = (self._finished(part) for part in parts)
+            finished = [run for run in others if run is not None]
+            if reference is not None and finished:
+                add_rows, add_checks = agreement_rows(reference, finished, Tolerance())
+                rows += add_rows
+                checks += add_checks
+            for run in finished:
+                rows += bubble_rows(run)
+            longer = self._finished(self._plan.learning[name])
+            if longer is not None:
+                add_rows, add_checks = learning_rows(longer, scale.expectations.get(name, ()))
+                rows += add_rows
+                checks += add_checks
+        speed = self._plan.speed
+        if speed.name in self.results:
+            rows += speed_rows(speed.workload, speed.plan, self.results[speed.name])
+        return rows, checks
+
+    def summary(self, checks: Sequence[Check]) -> dict[str, Any]:
+        """What ``run.json`` says beside where and with what: checks, what is missing, what failed."""
+        return {
+            "checks": [asdict(check) for check in checks],
+            "missing": self.missing,
+            "failures": self.failures,
+        }
+
+    def succeeded(self, checks: Sequence[Check]) -> bool:
+        """Whether every part that could run did, and every check passed."""
+        return not self.failures and all(check.passed for check in checks)
+
+    def _look_for_data(self) -> None:
+        jobs, tasks = [], {}
+        for parts in self._plan.compared.values():
+            task = parts[0].task
+            job = Job(
+                f"look for {task.data}", missing_data, (parts[0].plan.configs,), self._logs / f"data-{task.name}.log"
+            )
+            jobs.append(job)
+            tasks[task.name] = task
+        for (name, task), [answer] in zip(tasks.items(), run_jobs(jobs), strict=True):
+            if answer is not None:
+                self.missing[name] = answer
+                self._display.say(f"{task.model} is left out: {answer}")
+        if len(self.missing) == len(tasks):
+            raise UserError("there is no data to train on: " + " ".join(self.missing.values()))
+
+    def _run_group(self, group: Group) -> None:
+        left: list[Part] = []
+        for part in group.parts:
+            known = self.store.load(part.cell)
+            if known is None:
+                left.append(part)
+            else:
+                self.results[part.name] = known
+                self._display.finish(part.title, "finished before")
+        if not left:
+            return
+        jobs = {part.job(self._logs): part for part in left}
+        for part in left:
+            self._display.begin(part.title)
+        begun = time.monotonic()
+        try:
+            results = run_jobs(
+                list(jobs), lambda job, share, words: self._display.update(jobs[job].title, share, words)
+            )
+        except JobError as error:
+            for part in left:
+                self.failures[part.name] = str(error)
+                self._display.finish(part.title, f"FAILED: {error}")
+            return
+        for part, result in zip(left, results, strict=True):
+            # Rank 0 has everything.
+            self.results[part.name] = result[0]
+            self.store.save(part.cell, result[0])
+            self._display.finish(part.title, f"done in {time.monotonic() - begun:.0f} s")
+
+    def _finished(self, part: TrainingPart) -> Run | None:
+        result = self.results.get(part.name)
+        return None if result is None else Run(part.task, part.plan, result)
