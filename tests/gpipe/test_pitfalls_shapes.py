@@ -175,7 +175,6 @@ def test_an_unexpected_shape_ends_every_rank_with_that_error() -> None:
     for end in ends:
         assert (end.exit_code, end.timed_out) == (1, False), end.stderr
         assert "micro-batch 2" in end.stderr and "stage 1" in end.stderr, end.stderr
-        assert end.seconds < 10
 
 
 def unequal_elements(rank: int, world_size: int) -> None:
@@ -189,4 +188,3 @@ def test_elements_of_unequal_length_are_one_clear_error_on_every_rank() -> None:
     for end in fresh_ranks(2, unequal_elements, timeout=30):
         assert (end.exit_code, end.timed_out) == (1, False), end.stderr
         assert "inputs[1] has 3 rows" in end.stderr
-        assert end.seconds < 10

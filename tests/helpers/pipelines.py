@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from repro.gpipe.engine import Engine
 from repro.gpipe.mesh import PipelineMesh
 from repro.gpipe.strategy import GPipeStrategy
+from repro.schedules import Generator
 from tests.helpers.models import MODELS
 from tests.helpers.oracle import Reference, pooled_step, whole_batch_step
 from tests.helpers.ranks import Pools
@@ -35,7 +36,7 @@ class Cell:
     remat: str = "always"
     rows: int = 8
     num_virtual_stages: int = 1
-    schedule: str = "gpipe"
+    schedule: str | Generator = "gpipe"
 
     @property
     def partition(self) -> list[int]:
