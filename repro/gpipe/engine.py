@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 
 import torch
@@ -309,16 +309,13 @@ class Engine:
     def _telling_failures(self) -> Iterator[None]:
         """Leaves nothing of a failed step behind, and tells the other ranks."""
         try:
-            yield
+            with nullcontext() if self.mesh is None else self.mesh.explaining():
+                yield
         except BaseException as error:
             if self.mesh is None:
                 raise
-            if isinstance(error, ConnectionLost):
-                failure = self.mesh.watchdog.explain()
-                message = failure.message if failure else str(error)
-                if failure is None:
-                    self.mesh.watchdog.report(message)
-                raise PipelineError(message) from error
+            if isinstance(error, PipelineError):
+                raise
             self.mesh.watchdog.report(
                 str(error)
                 if isinstance(error, StageError | UserError)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from repro.errors import UserError
 
-from .failure import Watchdog
-from .wire import talking_to
+from .failure import PipelineError, Watchdog
+from .wire import ConnectionLost, talking_to
 
 _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""
@@ -82,6 +82,21 @@ class PipelineMesh:
         """Fills ``into`` with the small object ``value`` of each replica of this pipeline rank, in order."""
         with self._talking_to_replicas():
             dist.all_gather_object(into, value, group=self.data_control)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Tells a lost connection as the failure that it is due to.
+
+        Raises:
+            PipelineError: another rank has failed, or its process has ended.
+        """
+        try:
+            yield
+        except ConnectionLost as error:
+            failure = self.watchdog.explain()
+            if failure is None:
+                self.watchdog.report(str(error))
+            raise PipelineError(failure.message if failure else str(error)) from error
 
     def break_connections(self) -> None:
         """Ends every pending wait of this process with an error.

@@ -134,7 +134,11 @@ class FollowingLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Placeholder]:
-        while receive_object(self._mesh.rank_of(0), self._mesh.control):
+        while True:
+            with self._mesh.explaining():
+                another = receive_object(self._mesh.rank_of(0), self._mesh.control)
+            if not another:
+                return
             yield Placeholder()
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +53,7 @@ from .pipeline_module import DOCS, PipelineModule
 from .reading import FollowingLoader, Placeholder, Progress, RandomState, ReadingLoader, announcer, deal_out
 from .results import StepResult, Totals
 from .tracing import Event
-from .wire import Sender, receive_object
+from .wire import Sender, receive_object, talking_to
 
 _CHECKPOINT_KEY = "gpipe"
 
@@ -386,7 +386,9 @@ class GPipeStrategy(ParallelStrategy):
         mesh = self._mesh
         assert isinstance(dataloader, Iterable)
         if mesh is not None and not mesh.reads_data:
-            return FollowingLoader(mesh, receive_object(mesh.rank_of(0), mesh.control))
+            with mesh.explaining():
+                length = receive_object(mesh.rank_of(0), mesh.control)
+            return FollowingLoader(mesh, length)
         share = deal_out(dataloader, mesh.replica if mesh else 0, self._data_parallel_size)
         _auto_add_worker_init_fn(share, self.global_rank)
         if mesh is not None:
@@ -454,21 +456,24 @@ class GPipeStrategy(ParallelStrategy):
     @override
     def barrier(self, name: str | None = None) -> None:
         if self._num_ranks > 1 and dist.is_initialized():
-            dist.barrier()
+            with self._explaining():
+                dist.barrier()
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         if self._num_ranks == 1 or not dist.is_initialized():
             return obj
         holder = [obj]
-        dist.broadcast_object_list(holder, src)
+        with self._explaining():
+            dist.broadcast_object_list(holder, src)
         return holder[0]
 
     @override
     def reduce(
         self, tensor: Tensor | Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Tensor | Any:
-        return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op) if isinstance(tensor, Tensor) else tensor
+        with self._explaining():
+            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op) if isinstance(tensor, Tensor) else tensor
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -597,6 +602,12 @@ class GPipeStrategy(ParallelStrategy):
             check_boundary(inputs, "the inputs of split_batch(batch)"),
             None if targets is None else check_boundary(targets, "the targets of split_batch(batch)"),
         )
+
+    @contextmanager
+    def _explaining(self) -> Generator[None, None, None]:
+        """Around collectives over all ranks: an error is told as the failure that it is due to."""
+        with nullcontext() if self._mesh is None else self._mesh.explaining(), talking_to(None):
+            yield
 
     @contextmanager
     def _in_pipeline(self) -> Generator[None, None, None]:

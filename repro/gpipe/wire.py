@@ -24,17 +24,18 @@ class ConnectionLost(RuntimeError):
     """A wait for another rank ended with an error.
 
     Args:
-        peer: global rank of the other side.
+        peer: global rank of the other side, None where it may be any.
         where: what this rank was about to run.
     """
 
-    def __init__(self, peer: int, where: str = "between two steps") -> None:
-        super().__init__(f"{where}: lost the connection to rank {peer}, whose process has ended or does not answer")
+    def __init__(self, peer: int | None, where: str = "between two steps") -> None:
+        other = "another rank" if peer is None else f"rank {peer}"
+        super().__init__(f"{where}: lost the connection to {other}, whose process has ended or does not answer")
         self.peer = peer
 
 
 @contextmanager
-def talking_to(peer: int) -> Iterator[None]:
+def talking_to(peer: int | None) -> Iterator[None]:
     """Names the peer in an error of the backend."""
     try:
         yield
