@@ -1,39 +1,24 @@
 """Runs a function on N gloo ranks: a persistent pool per world size, and fresh processes for kills and hangs.
 
-Every rank is forked from one server process that has torch and lightning loaded, so that a group is up in about a tenth
-of a second. A rank sees the environment that torchrun would give it and an initialised gloo default group, whose store
-lives on rank 0. Nothing here can hang: each call has a limit, after which every rank prints its stacks and is killed.
+A group is up in about a tenth of a second. Nothing here can hang: each call has a limit, after which every rank prints
+its stacks and is killed.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import faulthandler
-import multiprocessing
-import os
 import pickle
-import random
-import shutil
 import signal
-import sys
-import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
-from pathlib import Path
+from multiprocessing.connection import wait
 from typing import Any
 
-PRELOAD = ["pytest", "torch", "torch.distributed.device_mesh", "torch._dynamo", "lightning"]
+from tests.helpers.rank_processes import Ranks, fresh_rank, pool_rank
+
 DEFAULT_TIMEOUT = 60.0
 # How long the other ranks may take to end by themselves once one has failed; their errors complete the picture.
 GRACE = 0.5
-STACKS = "what this rank was doing when the time was over:"
 
 
 class RankError(RuntimeError):
@@ -75,148 +60,12 @@ class RankEnd:
     timed_out: bool
 
 
-def _context() -> multiprocessing.context.ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _join_group(rank: int, world_size: int, connection: Connection) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    host = "127.0.0.1"
-    limit = timedelta(seconds=120)
-    if rank == 0:
-        store = dist.TCPStore(
-            host, 0, world_size, is_master=True, wait_for_workers=False, timeout=limit, multi_tenant=True
-        )
-        connection.send(store.port)
-        port = connection.recv()
-    else:
-        port = connection.recv()
-        store = dist.TCPStore(host, port, world_size, is_master=False, wait_for_workers=False, timeout=limit)
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    environment |= {"GROUP_RANK": 0, "MASTER_ADDR": host, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
-    os.environ.update({name: str(value) for name, value in environment.items()} | {"OMP_NUM_THREADS": "1"})
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
-    connection.send("up")
-
-
-def _become_rank(rank: int, world_size: int, connection: Connection, stderr_path: str) -> None:
-    os.setpgid(0, 0)
-    descriptor = os.open(stderr_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
-    os.close(descriptor)
-    sys.stdout, sys.stderr = (os.fdopen(standard, "w", buffering=1, closefd=False) for standard in (1, 2))
-    faulthandler.enable(sys.stderr)
-    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
-    threading.Thread(target=_end_with_parent, daemon=True, name="ranks-end-with-parent").start()
-    _join_group(rank, world_size, connection)
-
-
-def _pool_rank(rank: int, world_size: int, connection: Connection, stderr_path: str) -> None:
-    _become_rank(rank, world_size, connection, stderr_path)
-    import torch
-
-    while True:
-        request = connection.recv_bytes()
-        random.seed(0)
-        torch.manual_seed(0)
-        torch.set_default_dtype(torch.float32)
-        try:
-            function, arguments = pickle.loads(request)
-            reply = pickle.dumps((True, function(rank, world_size, *arguments)))
-        except BaseException as error:
-            reply = pickle.dumps((False, (type(error).__name__, traceback.format_exc())))
-        connection.send_bytes(reply)
-
-
-def _fresh_rank(rank: int, world_size: int, connection: Connection, stderr_path: str) -> None:
-    _become_rank(rank, world_size, connection, stderr_path)
-    function, arguments = pickle.loads(connection.recv_bytes())
-    connection.send_bytes(pickle.dumps(function(rank, world_size, *arguments)))
-
-
-class _Ranks:
-    """N processes, their connections, and what they print."""
-
-    def __init__(self, world_size: int, target: Callable[..., None]) -> None:
-        context = _context()
-        self.directory = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self.processes: list[ForkServerProcess] = []
-        self.connections: list[Connection] = []
-        # Not daemons, since a rank may have data loader workers; so at exit they would be waited for.
-        atexit.register(self.kill)
-        try:
-            for rank in range(world_size):
-                ours, theirs = context.Pipe()
-                arguments = (rank, world_size, theirs, str(self.directory / str(rank)))
-                process = context.Process(target=target, args=arguments, name=f"rank {rank}")
-                process.start()
-                theirs.close()
-                self.processes.append(process)
-                self.connections.append(ours)
-            port = self._receive(0)
-            for connection in self.connections:
-                connection.send(port)
-            for rank in range(world_size):
-                self._receive(rank)
-        except BaseException:
-            self.kill()
-            raise
-
-    def _receive(self, rank: int) -> Any:
-        if not self.connections[rank].poll(DEFAULT_TIMEOUT):
-            raise TimeoutError(f"rank {rank} of {len(self.processes)} did not come up in {DEFAULT_TIMEOUT:g} s")
-        try:
-            return self.connections[rank].recv()
-        except EOFError:
-            raise RuntimeError(f"rank {rank} ended while it came up:\n{self.stderr(rank)}") from None
-
-    def stderr(self, rank: int) -> str:
-        path = self.directory / str(rank)
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def dump_stacks(self) -> None:
-        """Lets every rank that is still alive write the stacks of its threads to its stderr."""
-        for rank, process in enumerate(self.processes):
-            if process.is_alive() and process.pid:
-                with (self.directory / str(rank)).open("a") as file:
-                    file.write(f"\n{STACKS}\n")
-                os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(0.3)
-
-    def kill(self) -> None:
-        """Ends every rank and what it started, and forgets them."""
-        atexit.unregister(self.kill)
-        for process in self.processes:
-            if process.pid:
-                for end in (os.killpg, os.kill):
-                    with contextlib.suppress(ProcessLookupError):
-                        end(process.pid, signal.SIGKILL)
-        for process in self.processes:
-            process.join(10)
-        for connection in self.connections:
-            connection.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-
 class Pool:
     """``world_size`` ranks that stay up between calls; after a failure the next call starts new ones."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._ranks: _Ranks | None = None
+        self._ranks: Ranks | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = DEFAULT_TIMEOUT) -> list[Any]:
         """Calls ``function(rank, world_size, *arguments)`` on every rank and returns the results, one a rank.
@@ -231,7 +80,7 @@ class Pool:
         """
         request = pickle.dumps((function, arguments))
         if self._ranks is None:
-            self._ranks = _Ranks(self.world_size, _pool_rank)
+            self._ranks = Ranks(self.world_size, pool_rank)
         ranks = self._ranks
         try:
             for connection in ranks.connections:
@@ -242,7 +91,7 @@ class Pool:
             raise
         return [results[rank] for rank in range(self.world_size)]
 
-    def _collect(self, ranks: _Ranks, name: str, timeout: float) -> dict[int, Any]:
+    def _collect(self, ranks: Ranks, name: str, timeout: float) -> dict[int, Any]:
         results: dict[int, Any] = {}
         failures: list[tuple[int, str, str]] = []
         end = time.monotonic() + timeout
@@ -317,7 +166,7 @@ def fresh_ranks(
     For tests of kills and hangs. A rank that raises prints its traceback and exits with 1, as a script would. Whatever
     is alive after ``timeout`` seconds prints its stacks and is killed. What a rank started ends with it.
     """
-    ranks = _Ranks(world_size, _fresh_rank)
+    ranks = Ranks(world_size, fresh_rank)
     try:
         start = time.monotonic()
         for connection in ranks.connections:

@@ -1,0 +1,107 @@
+"""Tensors and objects between two ranks: every dtype, any layout, any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from repro.gpipe.wire import Sender, receive_boundary, receive_object, spec_of
+from tests.helpers.ranks import Pools
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def boundaries() -> list[Any]:
+    torch.manual_seed(3)
+    base = torch.randn(4, 6, 2)
+    complex_numbers = torch.randn(3, 5, dtype=torch.complex64)
+    made: list[Any] = [(torch.randn(3, 4) * 10).to(dtype) for dtype in DTYPES]
+    made += [
+        base.transpose(0, 2),
+        base[::2, 1:5:2],
+        base[:1].expand(3, 6, 2),
+        complex_numbers.conj(),
+        complex_numbers.conj().imag,
+        torch.zeros(0, 5),
+        torch.tensor(2.5),
+        (base, None, base[:, 0] > 0),
+        (None, torch.arange(3)),
+        (),
+        (base, base),
+        torch.randn(300_000),
+    ]
+    return made
+
+
+def exchange_boundaries(rank: int, world_size: int) -> list[bool]:
+    """Rank 0 sends all of them at once; rank 1 tells which arrived as they were."""
+    group = dist.group.WORLD
+    assert group is not None
+    if rank == 0:
+        sender = Sender()
+        for boundary in boundaries():
+            sender.send_boundary(boundary, 1, group, group)
+        sender.drain()
+        sender.close()
+        return []
+    return [same(receive_boundary(0, group, group, torch.device("cpu")), boundary) for boundary in boundaries()]
+
+
+def same(got: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple):
+        return isinstance(got, tuple) and len(got) == len(wanted) and all(map(same, got, wanted))
+    if wanted is None:
+        return got is None
+    return got.dtype == wanted.dtype and got.shape == wanted.shape and torch.equal(got, wanted.resolve_conj())
+
+
+def test_every_boundary_arrives_as_it_was(pools: Pools) -> None:
+    _, arrived = pools(2).run(exchange_boundaries)
+    assert arrived == [True] * len(boundaries()), [b for b, ok in zip(boundaries(), arrived, strict=True) if not ok]
+
+
+def exchange_objects(rank: int, world_size: int, sizes: tuple[int, ...]) -> list[int]:
+    group = dist.group.WORLD
+    assert group is not None
+    if rank == 1:
+        return [len(receive_object(0, group)) for _ in sizes]
+    sender = Sender()
+    for size in sizes:
+        sender.send_object("x" * size, 1, group)
+    sender.drain()
+    sender.close()
+    return []
+
+
+def test_objects_around_the_size_of_a_frame_arrive_whole(pools: Pools) -> None:
+    sizes = (0, 1, *range(2000, 2060), 5000, 100_000)
+    assert pools(2).run(exchange_objects, sizes)[1] == list(sizes)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "text"),
+    [
+        (torch.zeros(2, 3), "float32[2, 3]"),
+        ((torch.zeros(2, dtype=torch.bool), None), "(bool[2], None)"),
+    ],
+)
+def test_headers_read_well_in_an_error(boundary: Tensor | tuple[Tensor | None, ...], text: str) -> None:
+    flags = (False,) * (len(boundary) if isinstance(boundary, tuple) else 1)
+    assert str(spec_of(boundary, flags)) == text
