@@ -40,7 +40,7 @@ class Difference:
     """The largest difference of one quantity between two runs.
 
     Attributes:
-        name: ``loss``, ``gradient_norm``, or a held-out metric.
+        name: ``loss``, ``gradient_norm``, or ``held_out_`` and a metric.
         value: relative to the reference; infinite where a value is missing or not finite.
         allowed: the tolerance.
         where: the step (from 1) of the largest difference, None for held-out metrics.
@@ -84,7 +84,7 @@ def compare(reference: Curves, other: Curves, tolerance: Tolerance) -> list[Diff
         _largest("gradient_norm", reference.gradient_norms, other.gradient_norms, tolerance.gradient_norm),
         *(
             Difference(
-                name,
+                f"held_out_{name}",
                 _relative(other.held_out[name], wanted),
                 tolerance.held_out,
                 None,

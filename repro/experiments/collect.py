@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from .scales import Expectation, Task
 from .training import TrainingPlan, to_event
 
 AGREEMENT, BUBBLE, TIMELINE, LEARNING = "agreement", "bubble", "timeline", "learning"
-UNITS = {"accuracy": "1", "top5": "1", "bleu": "BLEU", "bleu_copy": "BLEU", "bleu_nearest": "BLEU"}
+UNITS = {"accuracy": "1", "top5": "1", "perplexity": "1", "bleu": "BLEU", "bleu_copy": "BLEU", "bleu_nearest": "BLEU"}
 # A curve has no more points than a plot can show.
 MAX_POINTS = 400
 
@@ -109,15 +110,21 @@ class Run:
 
 
 def curve_rows(run: Run, experiment: str) -> list[Row]:
-    """Loss and gradient norm by step, and the held-out metrics at the end."""
+    """Loss and gradient norm by step, and the held-out metrics at the end; a row holds finite numbers only."""
     rows = []
     stride = -(-len(run.result["losses"]) // MAX_POINTS)
     for metric, values in (("loss", run.result["losses"]), ("gradient_norm", run.result["gradient_norms"])):
-        for step in range(0, len(values), stride):
-            unit = "nat" if metric == "loss" else "1"
-            rows.append(run.row(experiment, metric, values[step], unit, step=step + 1, part="train"))
-    for metric, value in sorted(run.result["held_out"].items()):
-        rows.append(run.row(experiment, metric, value, UNITS.get(metric, "nat"), part="held out"))
+        unit = "nat" if metric == "loss" else "1"
+        rows += [
+            run.row(experiment, metric, values[step], unit, step=step + 1, part="train")
+            for step in range(0, len(values), stride)
+            if math.isfinite(values[step])
+        ]
+    rows += [
+        run.row(experiment, metric, value, UNITS.get(metric, "nat"), part="held out")
+        for metric, value in sorted(run.result["held_out"].items())
+        if math.isfinite(value)
+    ]
     return rows
 
 

@@ -26,7 +26,7 @@ def block(reference: Path, root: Path) -> str:
     found = [load(path.parent) for path in sorted(reference.glob(f"*/reproduce/*/{ROWS_FILE}"))]
     found.sort(key=lambda results: (_ORDER.index(results.scale), results.machine))
     if not found:
-        return "No run has been committed yet."
+        return "No committed results yet: `make reproduce` writes yours to `results/local/`."
     return "\n\n".join(_one(results, root) for results in found)
 
 
@@ -57,10 +57,11 @@ def _one(results: Results, root: Path) -> str:
     run = results.run
     link = _relative(results.folder, root)
     lines = [Line(one.what, one.provenance, one.yours, paper=one.paper) for one in headline(results, None)]
-    failed = [check["text"] for check in run["checks"] if not check["passed"]]
+    checks = run["checks"]
+    failed = [check["text"] for check in checks if not check["passed"]]
     parts = [
         f"**`{run['command']}`** on `{results.machine}` ({run['device_name']}, {run['cores']} cores), "
-        f"{run['date'][:10]}, code {run['git_revision']}: {len(run['checks']) - len(failed)} of {len(run['checks'])} checks passed"
+        f"{run['date'][:10]}, code {run['git_revision']}: {len(checks) - len(failed)} of {len(checks)} checks passed"
         + (f"; failed: {'; '.join(failed)}" if failed else "")
         + f". Everything: [report]({link}/report.md), [rows]({link}/{ROWS_FILE}).",
         table(lines).replace("| yours |", "| result |", 1),

@@ -43,9 +43,8 @@ def _agreement(rows: Sequence[Row], others: Sequence[Row]) -> Section:
             continue
         known = [row for row in (*rows, *others) if _is(row, "agreement", task, stages, way)]
         for metric in sorted({row.metric for row in known if row.metric.endswith("_difference")}):
-            name = metric.removesuffix("_difference").replace("_", " ")
-            part = "" if metric in ("loss_difference", "gradient_norm_difference") else "held-out "
-            what = f"{known[0].model}, K={stages} ({way}) against K=1: largest difference of {part}{name}"
+            name = metric.removesuffix("_difference").replace("held_out", "held-out").replace("_", " ")
+            what = f"{known[0].model}, K={stages} ({way}) against K=1: largest difference of {name}"
             lines.append(
                 line(
                     what,
