@@ -99,7 +99,7 @@ class Watchdog:
         self._break_connections()
         self._keep_store()
 
-    def explain(self, patience: float = 3.0) -> Failure | None:
+    def explain(self, patience: float = 1.5) -> Failure | None:
         """The failure that a broken connection is due to, if another rank tells one within ``patience`` seconds."""
         deadline = time.monotonic() + patience
         while self.failure is None and time.monotonic() < deadline:
@@ -137,7 +137,7 @@ class Watchdog:
             self._counted = True
             self._store.add(_READERS, 1)
 
-    def _keep_store(self, patience: float = 3.0) -> None:
+    def _keep_store(self, patience: float = 2.0) -> None:
         """Rank 0 takes the store with it when it ends: it waits until every rank has read the failure."""
         deadline = time.monotonic() + patience
         while self._rank == 0 and time.monotonic() < deadline:

@@ -98,9 +98,14 @@ def micro_batch_rows(rows: int, num_micro_batches: int) -> tuple[int, ...]:
 
 
 def scatter(batch: Boundary, rows: Sequence[int]) -> list[Boundary]:
-    """Cuts ``batch`` into micro-batches of the given ``rows``; the slices are views."""
+    """Cuts ``batch`` into micro-batches of the given ``rows``, which share its memory.
+
+    ``.data`` gives each a version counter of its own: a layer that works in place on one micro-batch does not change
+    what another has saved for its backward.
+    """
     columns = [
-        [None] * len(rows) if element is None else list(element.split(list(rows))) for element in elements(batch)
+        [None] * len(rows) if element is None else [part.data for part in element.split(list(rows))]
+        for element in elements(batch)
     ]
     return [like(batch, [column[part] for column in columns]) for part in range(len(rows))]
 

@@ -63,7 +63,7 @@ class _Entry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.data
+        return leaf.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -236,8 +236,4 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _enter(inputs: Boundary) -> Boundary:
-    """``.data`` where no gradient is wanted: micro-batches are views of one batch, which share one version counter."""
-    return like(
-        inputs,
-        [None if e is None else _Entry.apply(e) if e.requires_grad else e.data for e in elements(inputs)],
-    )
+    return like(inputs, [_Entry.apply(e) if e is not None and e.requires_grad else e for e in elements(inputs)])
