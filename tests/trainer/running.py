@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from repro.gpipe import GPipeStrategy
 from tests.helpers.ranks import Pools
@@ -138,9 +138,12 @@ def trainer(pipeline: Pipeline, **arguments: Any) -> pl.Trainer:
     )
 
 
-def loader(rows: int, batch_size: int, *, pipeline: Pipeline, **arguments: Any) -> DataLoader[Any]:
-    """Rows for the runs; ``batch_size`` over all replicas."""
-    return DataLoader(Points(rows), batch_size=batch_size // pipeline.data_parallel_size, **arguments)
+def loader(data: Dataset[Any], batch_size: int, *, pipeline: Pipeline, workers: int = 0, **arguments: Any) -> Any:
+    """A loader of ``data``, with ``batch_size`` rows over all replicas."""
+    # In a rank of a pool workers come from a fresh server by default, which would import torch for each.
+    context = "fork" if workers else None
+    batch_size //= pipeline.data_parallel_size
+    return DataLoader(data, batch_size, num_workers=workers, multiprocessing_context=context, **arguments)
 
 
 def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
@@ -158,9 +161,9 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
             callbacks.append(EarlyStopping(**run.stopping))
         arguments = {"max_epochs": 3, "precision": "64-true", "num_sanity_val_steps": 0, **run.trainer}
         train = loader(
-            run.rows, run.batch_size, pipeline=pipeline, shuffle=run.shuffle, num_workers=run.workers
+            Points(run.rows), run.batch_size, pipeline=pipeline, shuffle=run.shuffle, workers=run.workers
         )
-        validate = loader(7, run.batch_size, pipeline=pipeline)
+        validate = loader(Points(7), run.batch_size, pipeline=pipeline)
         runner = trainer(
             pipeline, callbacks=callbacks, enable_checkpointing=best is not None, default_root_dir=folder, **arguments
         )
