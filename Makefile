@@ -37,16 +37,19 @@ setup: $(STAMP) data ## 2-15 | create .venv, install the packages, fetch the dat
 data: $(STAMP) ## 1-5 | fetch and build the data sets (first time only)
 	@$(BIN)/python -m repro.datasets fetch
 
-reproduce: $(STAMP) data ## 15 | both models through the pipeline and unsplit, side by side; writes the report
+# A set that cannot be fetched leaves its half out; the other half runs, and the report says what is missing.
+reproduce: $(STAMP) ## 15 | both models through the pipeline and unsplit, side by side; writes the report
+	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
 
-smoke: $(STAMP) data ## 3 | the same, as small as it gets (what CI runs)
+smoke: $(STAMP) ## 3 | the same, as small as it gets (what CI runs)
+	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale smoke $(OPTIONS)
 
 report: $(STAMP) ## <1 | tables and figures once more from the rows of finished runs
 	@$(BIN)/repro report
 
-test: $(STAMP) data ## 12 | all tests
+test: $(STAMP) ## 12 | all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 check: $(STAMP) ## 1 | format, lint, types
