@@ -61,6 +61,8 @@ class PipelineMesh:
         self.watchdog = Watchdog(
             dist.distributed_c10d._get_default_store(), self.global_rank, world, self.break_connections
         )
+        # No rank starts work, and may fail, before every rank can be told of it.
+        dist.barrier(group=self.control)
 
     @property
     def reads_data(self) -> bool:

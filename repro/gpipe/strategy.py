@@ -349,6 +349,7 @@ class GPipeStrategy(ParallelStrategy):
         if self._mesh is not None:
             # The Trainer clips through the precision plugin; the norm is over all stages.
             self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
+            self.precision_plugin.clip_grad_by_value = self._clip_grad_by_value  # type: ignore[method-assign]
         # Loss and metrics are equal on every rank already.
         warnings.filterwarnings(
             "ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True"
@@ -546,7 +547,8 @@ class GPipeStrategy(ParallelStrategy):
 
     @override
     def teardown(self) -> None:
-        self.precision_plugin.__dict__.pop("clip_grad_by_norm", None)
+        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+            self.precision_plugin.__dict__.pop(name, None)
         with self._without_layers() as layers:
             super().teardown()
             for index in self._own:
@@ -653,6 +655,12 @@ class GPipeStrategy(ParallelStrategy):
 
     def _clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
         self.clip_grad_norm(self.precision_plugin.main_params(optimizer), float(clip_val))
+
+    def _clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
+        # PyTorch refuses parameters none of which has a gradient, such as those of a frozen stage.
+        used = [p for p in self.precision_plugin.main_params(optimizer) if p.grad is not None]
+        if used:
+            torch.nn.utils.clip_grad_value_(used, float(clip_val))
 
 
 def _example(module: PipelineModule) -> Boundary | None:
