@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileOpener
 from torch.utils.data import DataLoader
 
-from tests.helpers.ranks import Pools
+from tests.helpers.ranks import Pools, fresh_ranks
 from tests.trainer.modules import Points, Regression
-from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, trainer, untouched
+from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, load, trainer, untouched
 
 K2, K3 = Pipeline(2), Pipeline(3)
 # Five batches an epoch in windows of two: after batches 1, 3, 6 and 8 a window is open, after 5 and 10 an epoch ends.
@@ -183,3 +186,34 @@ def test_weights_of_the_plain_model_load_by_hand(pools: Pools, tmp_path: Path) -
         assert names == list(wanted), f"rank {rank}"
         assert_same(loaded, {name: wanted[name] for name in loaded}, f"rank {rank}")
         assert 0 < len(loaded) < len(wanted)
+
+
+class OverwritesItsCheckpoint(pl.Callback):
+    """Saves to the same path after every batch, and is killed half-way through the second time."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if trainer.global_step == 2 and trainer.is_global_zero:
+            LocalFileOpener.write = _write_half  # type: ignore[method-assign]
+        trainer.save_checkpoint(self.path)
+
+
+def _write_half(opener: LocalFileOpener, data: Any) -> int:
+    opener.f.write(bytes(data)[: len(data) // 2])
+    opener.f.flush()
+    os._exit(77)
+
+
+def overwrite(rank: int, world_size: int, path: str) -> None:
+    runner = trainer(Pipeline(world_size), callbacks=[OverwritesItsCheckpoint(path)], enable_checkpointing=False)
+    runner.fit(Regression(), DataLoader(Points(8, dtype=torch.float32), batch_size=4))
+
+
+def test_killed_while_saving_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "same.ckpt"
+    first, second = fresh_ranks(2, overwrite, str(path))
+    assert first.exit_code == 77, first.stderr
+    assert second.exit_code not in (0, 77) and not second.timed_out and second.seconds < 30, second.stderr
+    assert load(path)["global_step"] == 1
