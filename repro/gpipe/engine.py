@@ -15,7 +15,7 @@ from repro.schedules import Action, Generator, Kind, Remat, Schedule, forward_on
 
 from .failure import PipelineError, StageError, describe
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, count_rows, gather, micro_batch_rows, scatter
+from .microbatch import BatchError, Boundary, count_rows, elements, gather, like, micro_batch_rows, scatter
 from .results import StepResult, Totals
 from .rng import StepKey
 from .stage import Loss, Metrics, Stage
@@ -207,8 +207,8 @@ class Engine:
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
                 self._transport.begin(schedule, parts, self.recorder)
-                step.inputs = self._deliver(inputs, self._first_rank, parts)
-                step.targets = self._deliver(targets, self._last_rank, parts) if has_targets else None
+                step.inputs = self._deliver(inputs, 0, parts)
+                step.targets = self._deliver(targets, self._last, parts) if has_targets else None
                 for rank, action in plan:
                     with self._locating(rank, action):
                         step.execute(rank, action)
@@ -241,9 +241,10 @@ class Engine:
                 )
         return rows, batch_counter, targets is not None
 
-    def _deliver(self, batch: Boundary | None, pipeline_rank: int, parts: tuple[int, ...]) -> list[Boundary] | None:
-        """Brings the reading rank's inputs or targets to the rank that uses them, whole, and cuts them there."""
+    def _deliver(self, batch: Boundary | None, stage: int, parts: tuple[int, ...]) -> list[Boundary] | None:
+        """Brings the reading rank's inputs or targets to the stage that uses them, whole, and cuts them there."""
         mesh = self.mesh
+        pipeline_rank = self._first_rank if stage == 0 else self._last_rank
         if mesh is not None and pipeline_rank != 0:
             if mesh.reads_data:
                 assert batch is not None
@@ -251,7 +252,10 @@ class Engine:
                 return None
             if mesh.pipeline_rank == pipeline_rank:
                 batch = receive_boundary(mesh.rank_of(0), mesh.control, mesh.activations, self._device)
-        return None if batch is None else scatter(batch, parts)
+        if batch is None or stage not in self.stages:
+            return None
+        device = self.stages[stage].device
+        return scatter(like(batch, [None if e is None else e.to(device) for e in elements(batch)]), parts)
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from repro.errors import UserError
+
 
 def mix(*parts: int) -> int:
     """Hashes integers (64 bits each) to 32 bits; the CPU generator uses no more of a seed."""
@@ -46,11 +48,20 @@ class StepKey:
 
 
 def generator(device: torch.device) -> torch.Generator:
-    """The default generator of ``device``, the one that dropout draws from."""
+    """The default generator of ``device``, the one that dropout draws from.
+
+    Raises:
+        UserError: a kind of device whose generator is not known here: recomputing would draw other masks in silence.
+    """
     if device.type == "cuda":
         torch.cuda.init()
         generators: tuple[torch.Generator, ...] = torch.cuda.default_generators
         return generators[torch.cuda.current_device() if device.index is None else device.index]
+    if device.type == "mps":
+        own: torch.Generator = torch.mps._get_default_mps_generator()
+        return own
+    if device.type != "cpu":
+        raise UserError(f"a stage cannot run on {device}: the pipeline knows cpu, cuda and mps devices")
     return torch.default_generator
 
 
