@@ -86,8 +86,6 @@ def train_until_failure(
         loss=failing_loss if action == "loss" else cross_entropy,
         mesh=mesh,
     )
-    # While a rank is still coming up it is the launcher that notices.
-    dist.barrier()
     # With remat each micro-batch is a forward twice: in the first step F of micro-batch 2 is the third call.
     for counter in range(200):
         inputs, targets = spec.batch(8, counter)
