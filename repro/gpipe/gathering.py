@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from .mesh import PipelineMesh
 
@@ -118,6 +119,45 @@ def gather_gradients(module: nn.Module, mesh: PipelineMesh | None) -> dict[str, 
             if gradient is not None:
                 own[name] = gradient
     return gather_dicts(own, mesh)
+
+
+@dataclass(frozen=True)
+class MetricStates:
+    """Lets torchmetrics objects, which are updated on the last stage alone, compute the same value on every rank.
+
+    Left to itself torchmetrics reduces over all ranks, also over those whose states have never been updated, which may
+    have another dtype or spoil a mean.
+
+    Attributes:
+        ranks: global ranks of the last stage, one for each replica.
+    """
+
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, mesh: PipelineMesh, last_rank: int) -> MetricStates:
+        """Those that are updated on pipeline rank ``last_rank`` of every replica."""
+        return cls(tuple(range(last_rank, mesh.num_stages * mesh.data_parallel_size, mesh.num_stages)))
+
+    def attach(self, module: nn.Module) -> None:
+        """Makes the metrics of ``module`` gather their states like this, but for those with a way of their own."""
+        for metric in module.modules():
+            if isinstance(metric, Metric) and metric.dist_sync_fn is None:
+                metric.dist_sync_fn = self
+        warnings.filterwarnings("ignore", message="The ``compute`` method of metric .* was called before")
+
+    @staticmethod
+    def detach(module: nn.Module) -> None:
+        """Undoes ``attach``."""
+        for metric in module.modules():
+            if isinstance(metric, Metric) and isinstance(metric.dist_sync_fn, MetricStates):
+                metric.dist_sync_fn = None
+
+    def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:
+        """The ``state`` of each rank that has updated it; all ranks call it."""
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, state.cpu() if dist.get_rank() in self.ranks else None)
+        return [states[rank].to(state.device) for rank in self.ranks]
 
 
 def _is_foreign(value: Any) -> bool:

@@ -44,7 +44,14 @@ from .checks import check_module, check_options, check_run
 from .decisions import announce_decisions
 from .engine import Engine
 from .failure import PipelineError, StageError, describe
-from .gathering import OptimizerLayout, gather_dicts, gather_gradients, gather_module_state, load_module_state
+from .gathering import (
+    MetricStates,
+    OptimizerLayout,
+    gather_dicts,
+    gather_gradients,
+    gather_module_state,
+    load_module_state,
+)
 from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
 from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
@@ -350,6 +357,7 @@ class GPipeStrategy(ParallelStrategy):
             # The Trainer clips through the precision plugin; the norm is over all stages.
             self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
             self.precision_plugin.clip_grad_by_value = self._clip_grad_by_value  # type: ignore[method-assign]
+            MetricStates.of(self._mesh, self.engine.schedule().placement[-1][0]).attach(module)
         # Loss and metrics are equal on every rank already.
         warnings.filterwarnings(
             "ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True"
@@ -528,8 +536,8 @@ class GPipeStrategy(ParallelStrategy):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that the
-        # metric is not there; once the epoch has gone on it is.
+        # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that
+        # the metric is not there; once the epoch has gone on it is.
         self._module.trainer.fit_loop._restarting = False
 
     def gather_trace(self) -> list[Event]:
@@ -549,6 +557,8 @@ class GPipeStrategy(ParallelStrategy):
     def teardown(self) -> None:
         for name in ("clip_grad_by_norm", "clip_grad_by_value"):
             self.precision_plugin.__dict__.pop(name, None)
+        if self._lightning_module is not None:
+            MetricStates.detach(self._lightning_module)
         with self._without_layers() as layers:
             super().teardown()
             for index in self._own:

@@ -160,9 +160,7 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
         if run.stopping is not None:
             callbacks.append(EarlyStopping(**run.stopping))
         arguments = {"max_epochs": 3, "precision": "64-true", "num_sanity_val_steps": 0, **run.trainer}
-        train = loader(
-            Points(run.rows), run.batch_size, pipeline=pipeline, shuffle=run.shuffle, workers=run.workers
-        )
+        train = loader(Points(run.rows), run.batch_size, pipeline=pipeline, shuffle=run.shuffle, workers=run.workers)
         validate = loader(Points(7), run.batch_size, pipeline=pipeline)
         runner = trainer(
             pipeline, callbacks=callbacks, enable_checkpointing=best is not None, default_root_dir=folder, **arguments

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression, hidden, target_of
@@ -167,7 +166,8 @@ def test_loops_of_the_trainer_are_those_of_one_process(pools: Pools, tmp_path: P
         name, wanted = list(TRAINERS)[number % len(runs)], plain[number % len(runs)]
         for rank, said in enumerate(outcome.ranks):
             for key in ("steps", "epochs", "metrics", "stopped_at"):
-                assert_same(said[key], wanted.ranks[0][key], f"{pipelines[1 + number // len(runs)]}, {name}, {rank}, {key}")
+                where = f"{pipelines[1 + number // len(runs)]}, {name}, rank {rank}, {key}"
+                assert_same(said[key], wanted.ranks[0][key], where)
 
 
 def fit_again(rank: int, world_size: int, pipeline: Pipeline, shuffle: bool, folder: str) -> dict[str, Any]:
@@ -206,9 +206,7 @@ def test_fitting_again_goes_on_and_leaves_nothing_behind(pipeline: Pipeline, poo
         wanted = fit_again(0, 1, reference, shuffle, str(tmp_path))
         assert [len(losses) for losses in wanted["losses"]] == [9, 9, 9]
         processes, arguments = pipeline.processes, (pipeline, shuffle, str(tmp_path))
-        by_rank = (
-            [fit_again(0, 1, *arguments)] if processes == 1 else pools(processes).run(fit_again, *arguments)
-        )
+        by_rank = [fit_again(0, 1, *arguments)] if processes == 1 else pools(processes).run(fit_again, *arguments)
         for rank, said in enumerate(by_rank):
             assert_same(said["losses"], wanted["losses"], f"rank {rank}, shuffle={shuffle}")
             assert len(set(said["alive"])) == 1, f"rank {rank}: threads and process groups {said['alive']}"

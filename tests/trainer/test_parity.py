@@ -31,7 +31,10 @@ WHOLE = Run(
 RUNS = {
     "shuffled": WHOLE,
     "in order": WHOLE.but(shuffle=False),
-    "by value": WHOLE.but(rows=17, trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
+    "by value": WHOLE.but(
+        rows=17,
+        trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
+    ),
     "stopped early": WHOLE.but(rows=19, stopping={"monitor": "val_error", "mode": "max", "patience": 0}),
     "training loss": WHOLE.but(
         module={"scheduler": "plateau", "monitor": "train_loss", "optimizer": "momentum"},
