@@ -66,7 +66,6 @@ class TrainingPlan:
             f"--seed_everything={self.seed}",
             f"--trainer.accelerator={'cpu' if cpu else 'gpu'}",
             f"--trainer.devices={self.world_size if cpu else '[' + ','.join(numbers) + ']'}",
-            "--trainer.strategy=repro.gpipe.GPipeStrategy",
             f"--trainer.strategy.num_stages={self.num_stages}",
             *(
                 []

@@ -16,7 +16,7 @@ from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, fig
 
 _KINDS = {"F": (SKY, "F forward"), "R": (ORANGE, "R recompute"), "B": (GREEN, "B backward")}
 _RUNS = ((BLACK, "-", 4.5), (ORANGE, "--", 2.6), (BLUE, ":", 1.6), (VERMILION, "-.", 1.2))
-_MEAN_OF = 20
+_WINDOWS = 20
 
 
 def draw_all(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -70,13 +70,12 @@ def draw_timeline(rows: Sequence[Row], path: Path) -> Path:
         by_way.setdefault((row.num_stages, row.params["way"]), []).append(row)
     panels = sorted(by_way.items(), key=lambda item: item[0][0] or 0)
     heights = [1.0 + (stages or 1) for (stages, _), _ in panels]
-    with figure(path, 10.5, 0.62 * sum(heights) + 0.9, *heights) as (drawn, axes):
+    with figure(path, 10.5, 0.62 * sum(heights) + 1.2, *heights) as (drawn, axes):
         for axis, ((stages, way), actions) in zip(axes, panels, strict=True):
             _draw_step(axis, stages or 1, way, actions)
         handles = [Patch(color=colour, label=name) for colour, name in _KINDS.values()]
         handles.append(Patch(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", label="bubble (idle)"))
         drawn.legend(handles=handles, loc="outside upper right", ncols=len(handles))
-        axes[-1].set_xlabel("time (ms)")
     return path
 
 
@@ -96,16 +95,9 @@ def draw_step_times(rows: Sequence[Row], path: Path) -> Path:
         if ideal is not None and ONE_PROCESS in times:
             at = 1000 * times[ONE_PROCESS].value * ideal.value
             axis.axvline(at, color=VERMILION, linestyle="--", linewidth=1.2)
-            axis.text(
-                at,
-                len(names) - 0.45,
-                f"ideal {ideal.value:.2f}× (simulated)",
-                color=VERMILION,
-                fontsize=8.5,
-                ha="center",
-                va="bottom",
-            )
-        axis.set_ylim(-0.6, len(names) - 0.1)
+            words = f" ideal {ideal.value:.2f}× one process (simulated)"
+            axis.text(at, len(names) - 0.5, words, color=VERMILION, fontsize=8.5, va="center")
+        axis.set_ylim(-0.6, len(names) - 0.25)
         axis.set_xlim(0, 1.25 * max(v + s for v, s in zip(values, spreads, strict=True)))
         axis.grid(axis="y", visible=False)
         known = rows[0]
@@ -120,7 +112,7 @@ def draw_learning(rows: Sequence[Row], path: Path) -> Path:
     held_out = {row.metric: row.value for row in rows if row.params.get("part") == "held out"}
     with figure(path, 7.2, 3.4, 1) as (_, (axis,)):
         axis.plot(steps, losses, color=SKY, linewidth=1, label="mini-batch")
-        axis.plot(steps, _running_mean(losses), color=BLUE, linewidth=2, label=f"mean of {_MEAN_OF} points")
+        axis.plot(steps, _running_mean(losses), color=BLUE, linewidth=2, label="running mean")
         known = rows[0]
         axis.set_title(
             f"{known.model} on {known.params['data']}: K = {stages}, M = {known.num_micro_batches} (measured)"
@@ -167,7 +159,7 @@ def _draw_step(axis: Any, stages: int, way: str, actions: Sequence[Row]) -> None
         colour, _ = _KINDS[row.params["kind"]]
         start, width = 1000 * row.params["start"], 1000 * row.value
         axis.barh(row.params["rank"], width, left=start, height=0.8, color=colour, edgecolor="white", linewidth=0.6)
-        if width > 0.012 * 1000 * end:
+        if width > 0.008 * 1000 * end:
             axis.text(
                 start + width / 2,
                 row.params["rank"],
@@ -179,9 +171,9 @@ def _draw_step(axis: Any, stages: int, way: str, actions: Sequence[Row]) -> None
     simulated = actions[0].provenance is Provenance.SIMULATED
     how = "simulated from the traced costs" if simulated else "measured"
     names = "local stages" if simulated else way
-    axis.set_title(
-        f"K = {stages} ({names}), M = {actions[0].num_micro_batches}: bubble {1 - busy / (stages * end):.1%} ({how})"
-    )
+    axis.set_xlabel("time (ms)")
+    known, bubble = actions[0], 1 - busy / (stages * end)
+    axis.set_title(f"{known.model}, K = {stages} ({names}), M = {known.num_micro_batches}: bubble {bubble:.1%} ({how})")
     axis.set_yticks(range(stages), [f"{'stage' if simulated else 'rank'} {rank}" for rank in range(stages)])
     axis.invert_yaxis()
     axis.set_xlim(0, 1000 * end)
@@ -206,6 +198,5 @@ def _name(run: tuple[int | None, str]) -> str:
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    return [
-        sum(values[max(0, place - _MEAN_OF + 1) : place + 1]) / min(_MEAN_OF, place + 1) for place in range(len(values))
-    ]
+    window = max(1, len(values) // _WINDOWS)
+    return [sum(values[max(0, at + 1 - window) : at + 1]) / min(window, at + 1) for at in range(len(values))]
