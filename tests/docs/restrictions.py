@@ -1,0 +1,350 @@
+"""For each heading of docs/restrictions.md what shows that it is true."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from repro.gpipe import Engine, GPipeStrategy, PipelineModule, is_recomputing
+from repro.schedules import Action, Kind, Remat, Schedule, make_schedule
+from tests.helpers.ranks import Pools
+
+_STRATEGY = ("remat", "schedule", "data_parallel_size", "partition", "trace")
+_QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "num_sanity_val_steps": 0,
+    "accelerator": "cpu",
+}
+
+
+class Regression(PipelineModule):
+    """Layers that exist, and a squared error."""
+
+    def __init__(self, *layers: nn.Module, optimizer: Callable[..., Any] = torch.optim.Adam) -> None:
+        super().__init__()
+        self._given = layers or (nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1))
+        self._optimizer = optimizer
+
+    def layers(self) -> list[Callable[[], nn.Module]]:
+        return [lambda layer=layer: layer for layer in self._given]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        return (outputs - targets).square().sum(), len(targets)
+
+    def configure_optimizers(self) -> Any:
+        return self._optimizer(self.parameters())
+
+
+class ToDict(nn.Module):
+    def forward(self, value: Tensor) -> dict[str, Tensor]:
+        return {"value": value}
+
+
+class TwoArguments(nn.Module):
+    def forward(self, value: Tensor, skip: Tensor) -> Tensor:
+        return value + skip
+
+
+class Widening(nn.Module):
+    """Makes the second micro-batch wider than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        return value if self.calls == 1 else torch.cat([value, value], dim=1)
+
+
+class Doubling(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value.mul_(2)
+
+
+class Drawing(nn.Module):
+    """Draws with Python's ``random``, counts its calls, and those that say that they are recomputations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+        self.again = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.drawn.append(random.random())
+        self.again += is_recomputing()
+        return value * self.drawn[-1]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(torch.ones(4), torch.ones(1))] * 8)
+
+
+def loader(rows: int = 16, batch_size: int = 8) -> DataLoader[Any]:
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(rows, 4, generator=draw)
+    return DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=batch_size)
+
+
+def batches(*given: Any) -> DataLoader[Any]:
+    return DataLoader(list(given), batch_size=None)
+
+
+def trainer(num_stages: int = 2, devices: int = 1, num_micro_batches: int = 4, **options: Any) -> pl.Trainer:
+    chosen = {name: options.pop(name) for name in _STRATEGY if name in options}
+    strategy = GPipeStrategy(num_stages=num_stages, num_micro_batches=num_micro_batches, **chosen)
+    return pl.Trainer(strategy=strategy, devices=devices, **{"max_steps": 2, **_QUIET, **options})
+
+
+def fit(module: pl.LightningModule, data: Any = None, **options: Any) -> pl.Trainer:
+    runner = trainer(**options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runner.fit(module, loader() if data is None else data)
+    return runner
+
+
+def outside() -> None:
+    module = Regression()
+    module.scale = nn.Parameter(torch.ones(1))
+    fit(module)
+
+
+def tied() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    fit(Regression(first, second, nn.Linear(4, 1)))
+
+
+def manual() -> None:
+    module = Regression()
+    module.automatic_optimization = False
+    fit(module)
+
+
+class LoggingFromLoss(Regression):
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        self.log("x", 1.0)
+        return super().loss(outputs, targets)
+
+
+def draws_again() -> None:
+    for remat, draws in (("always", 2), ("never", 1)):
+        layer = Drawing()
+        fit(Regression(nn.Linear(4, 4), layer, nn.Linear(4, 1)), num_micro_batches=1, max_steps=1, remat=remat)
+        assert len(set(layer.drawn)) == draws
+
+
+def counts_twice() -> None:
+    layer = Drawing()
+    fit(Regression(nn.Linear(4, 4), layer, nn.Linear(4, 1)), max_steps=1)
+    assert (len(layer.drawn), layer.again) == (8, 4)
+
+
+class Looking(pl.Callback):
+    """Compares the norm that a rank sees with the one over all stages."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int) -> None:
+        self.seen["placeholder"] = trainer.strategy.is_placeholder(batch)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
+        own = [parameter for parameter in module.parameters() if parameter.grad is not None]
+        self.seen["named"] = len(list(module.parameters()))
+        self.seen["own"] = len(own)
+        self.seen["own norm"] = float(torch.nn.utils.get_total_norm([p.grad for p in own]))
+        self.seen["norm"] = float(trainer.strategy.clip_grad_norm(own, 1e9))
+
+
+def _look(rank: int, world_size: int) -> dict[str, Any]:
+    looking = Looking()
+    fit(Regression(), devices=2, max_steps=1, callbacks=[looking])
+    return looking.seen
+
+
+def hooks(pools: Pools) -> None:
+    first, second = pools(2).run(_look)
+    assert (first["placeholder"], second["placeholder"]) == (False, True)
+    assert first["named"] == second["named"] == first["own"] + second["own"]
+    assert first["norm"] == second["norm"]
+    combined = (first["own norm"] ** 2 + second["own norm"] ** 2) ** 0.5
+    assert min(first["own norm"], second["own norm"]) < combined
+    assert abs(first["norm"] - combined) < 1e-5 * combined
+
+
+def _shapes(rank: int, world_size: int) -> None:
+    layers = nn.Linear(4, 4), Widening(), nn.Identity(), nn.Linear(4, 1)
+    fit(Regression(*layers), devices=2, partition=[2, 2])
+
+
+def _lbfgs(rank: int, world_size: int) -> None:
+    fit(Regression(optimizer=torch.optim.LBFGS), devices=2)
+
+
+def _ema(rank: int, world_size: int) -> None:
+    fit(Regression(), devices=2, callbacks=[EMAWeightAveraging()])
+
+
+def ema(pools: Pools) -> None:
+    fit(Regression(), callbacks=[EMAWeightAveraging()])
+    pools(2).run(_ema)
+
+
+def _without_parameters(rank: int, world_size: int) -> None:
+    layers = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1), nn.Tanh()
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    fit(Regression(*layers), devices=2, partition=[3, 1], plugins=[precision])
+
+
+def _call_afterwards(rank: int, world_size: int) -> None:
+    module = Regression()
+    fit(module, devices=2)
+    module(torch.zeros(2, 4))
+
+
+def _predict(rank: int, world_size: int) -> list[Any]:
+    return [outputs is None for outputs in trainer(devices=2).predict(Regression(), loader())]
+
+
+def predict(pools: Pools) -> None:
+    assert pools(2).run(_predict) == [[False, False], [True, True]]
+
+
+class OneOfTwo(Regression):
+    def split_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return batch["one"][0], batch["one"][1]
+
+
+def _two_loaders(rank: int, world_size: int) -> None:
+    fit(OneOfTwo(), {"one": loader(), "two": loader()}, devices=2)
+
+
+def _two_validation_loaders(rank: int, world_size: int) -> int:
+    return len(trainer(devices=2).validate(Regression(), [loader(), loader()], verbose=False))
+
+
+def two_loaders(pools: Pools) -> None:
+    assert pools(2).run(_two_validation_loaders) == [2, 2]
+    fit(OneOfTwo(), {"one": loader(), "two": loader()})
+    pools(2).run(_two_loaders)
+
+
+def _stream(rank: int, world_size: int) -> None:
+    fit(Regression(), DataLoader(Stream(), batch_size=4), num_stages=1, devices=2, data_parallel_size=2)
+
+
+def few_rows() -> None:
+    module, counted = Regression(), []
+    module.on_train_batch_end = lambda *_: counted.append(  # type: ignore[method-assign]
+        sum(event.kind == "F" and event.stage == 0 for event in module.trainer.strategy.gather_trace())
+    )
+    fit(module, loader(rows=3), num_micro_batches=8, max_steps=1, trace=True)
+    assert counted == [3]
+
+
+def in_place() -> None:
+    for runner in (trainer(), pl.Trainer(**_QUIET)):
+        inputs = torch.ones(8, 4)
+        layers = Doubling(), nn.Linear(4, 4), nn.Linear(4, 1)
+        runner.validate(Regression(*layers), batches((inputs, torch.ones(8, 1))), verbose=False)
+        assert inputs.eq(2).all()
+
+
+def split_backward() -> None:
+    def halves(num_stages: int, num_micro_batches: int, num_virtual_stages: int = 1, remat: Any = None) -> Schedule:
+        actions = tuple(
+            Action(kind, 0, number)
+            for number in range(num_micro_batches)
+            for kind in (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+        )
+        return Schedule("halves", 1, num_micro_batches, 1, Remat.NEVER, ((0,),), (actions,))
+
+    make_schedule(halves, num_stages=1, num_micro_batches=2, remat="never")
+    layers = {0: nn.Linear(4, 1)}
+    engine = Engine(layers, [1], num_micro_batches=2, loss=Regression().loss, schedule=halves, remat="never")
+    engine.train_step(torch.zeros(4, 4), torch.zeros(4, 1), batch_counter=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a restriction shows.
+
+    Attributes:
+        here: runs in this process.
+        with_pools: gets the pools.
+        on_two: runs on two ranks.
+    """
+
+    here: Callable[[], Any] | None = None
+    with_pools: Callable[[Pools], Any] | None = None
+    on_two: Callable[[int, int], Any] | None = None
+
+    def run(self, pools: Pools) -> None:
+        """Shows it: raises the error of the page, or asserts what the page says."""
+        if self.here is not None:
+            self.here()
+        if self.with_pools is not None:
+            self.with_pools(pools)
+        if self.on_two is not None:
+            pools(2).run(self.on_two)
+
+
+_LINEARS = nn.Linear(4, 4), nn.Linear(4, 1)
+
+CASES: Mapping[str, tuple[Case, ...]] = {
+    "A model that is not a sequence": (Case(lambda: fit(BoringModel())),),
+    "Skips over stages": (Case(lambda: fit(Regression(nn.Linear(4, 4), TwoArguments(), nn.Linear(4, 1)))),),
+    "Tied weights": (Case(tied),),
+    "Parameters outside the layers": (Case(outside),),
+    "Dictionaries and nested tuples between layers": (
+        Case(lambda: fit(Regression(nn.Linear(4, 4), ToDict(), nn.Linear(4, 1)))),
+    ),
+    "Shapes that differ within a step": (Case(on_two=_shapes),),
+    "SyncBatchNorm, and InstanceNorm with running statistics": (
+        Case(lambda: fit(Regression(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1)))),
+        Case(lambda: fit(Regression(nn.InstanceNorm1d(4, track_running_stats=True), *_LINEARS))),
+    ),
+    "BatchNorm over micro-batches of one row": (
+        Case(lambda: fit(Regression(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), num_micro_batches=8)),
+    ),
+    "Random numbers from elsewhere": (Case(draws_again),),
+    "Layers that count or change themselves": (Case(counts_twice),),
+    "Manual optimization": (Case(manual),),
+    "Logging from the loss": (Case(lambda: fit(LoggingFromLoss())),),
+    "What a rank sees in hooks and callbacks": (Case(with_pools=hooks),),
+    "Optimizers that combine all parameters": (Case(on_two=_lbfgs),),
+    "Callbacks that copy the whole model": (Case(with_pools=ema),),
+    "16-mixed where a process has no parameters": (Case(on_two=_without_parameters),),
+    "The module after a run in processes": (Case(on_two=_call_afterwards),),
+    "Predictions": (Case(with_pools=predict),),
+    "Several training loaders at once": (Case(with_pools=two_loaders),),
+    "Replicas and iterable data sets": (Case(on_two=_stream),),
+    "Elements without rows, or with different rows": (
+        Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.tensor(1.0))))),
+        Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.ones(3, 1))))),
+    ),
+    "A batch with fewer rows than M": (Case(few_rows),),
+    "In-place layers and your batch": (Case(in_place),),
+    "Processes, stages, layers": (
+        Case(lambda: fit(Regression(), num_stages=4, devices=2)),
+        Case(lambda: fit(Regression(), num_stages=5)),
+    ),
+    "Schedules that split the backward": (Case(split_backward),),
+}
