@@ -48,12 +48,35 @@ def head() -> nn.Module:
     return nn.Linear(WIDTH, 1)
 
 
+class WithUnused(nn.Linear):
+    """A layer with a parameter that takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.idle = nn.Parameter(torch.ones(3))
+
+
+class Spike(nn.Linear):
+    """A layer whose own gradients overflow on inputs above 50, and nobody else's."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        outputs = super().forward(value)
+        if outputs.requires_grad and bool(value.abs().max() > 50):
+            outputs.register_hook(lambda gradient: gradient * float("inf"))
+        return outputs.tanh()
+
+
 LAYERS: Mapping[str, Sequence[Callable[[], nn.Module]]] = {
     "plain": (hidden, hidden, hidden, Shift, head),
     "drawing": (hidden, drop, norm, hidden, drop, head),
     "dropout": (hidden, drop, hidden, drop, head),
     "empty_stage": (hidden, hidden, Shift, Shift, head),
     "frozen_first": (frozen, frozen, hidden, hidden, head),
+    "spike": (Spike, hidden, hidden, head),
+    "unused": (WithUnused, hidden, WithUnused, hidden, head),
     "frozen_middle": (hidden, hidden, frozen, frozen, head),
 }
 

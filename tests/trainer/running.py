@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader, Dataset
 
 from repro.gpipe import GPipeStrategy
@@ -73,20 +74,25 @@ class Run:
 
     Attributes:
         batch_size: rows of a mini-batch over all replicas.
+        spike: a row whose inputs are a thousand times larger.
         save_at: batches after which ``<directory>/<batches>.ckpt`` is saved.
         resume: the checkpoint to go on from.
-        module: arguments of ``Regression``.
-        trainer: arguments of the Trainer.
+        kind: the class of the module.
+        module: its arguments.
+        trainer: arguments of the Trainer; precision "16-scaled" is 16-mixed with a gradient scaler, which Lightning
+            itself has on GPUs only.
     """
 
     rows: int = 18
     batch_size: int = 4
+    spike: int | None = None
     shuffle: bool = True
     workers: int = 0
     checkpoint: Mapping[str, Any] | None = None
     stopping: Mapping[str, Any] | None = None
     save_at: tuple[int, ...] = ()
     resume: str | None = None
+    kind: type[Regression] = Regression
     module: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,11 +109,14 @@ class Recorder(pl.Callback):
         self.save_at = save_at
         self.batches = 0
         self.steps: list[float] = []
+        self.scales: list[float] = []
         self.epochs: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
         self.batches = trainer.fit_loop.epoch_loop.batch_progress.total.completed + 1
         self.steps.append(trainer.callback_metrics["train_loss_step"].item())
+        if scaler := getattr(trainer.precision_plugin, "scaler", None):
+            self.scales.append(scaler.get_scale())
         if self.batches in self.save_at:
             trainer.save_checkpoint(self.directory / f"{self.batches}.ckpt")
 
@@ -160,15 +169,24 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
         if run.stopping is not None:
             callbacks.append(EarlyStopping(**run.stopping))
         arguments = {"max_epochs": 3, "precision": "64-true", "num_sanity_val_steps": 0, **run.trainer}
-        train = loader(Points(run.rows), run.batch_size, pipeline=pipeline, shuffle=run.shuffle, workers=run.workers)
-        validate = loader(Points(7), run.batch_size, pipeline=pipeline)
+        if arguments["precision"] == "16-scaled":
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+            arguments["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler)]
+            del arguments["precision"]
+        dtype = torch.float64 if arguments.get("precision") == "64-true" else torch.float32
+        data = Points(run.rows, dtype=dtype)
+        if run.spike is not None:
+            data.inputs[run.spike] *= 1000.0
+        train = loader(data, run.batch_size, pipeline=pipeline, shuffle=run.shuffle, workers=run.workers)
+        validate = loader(Points(7, dtype=dtype), run.batch_size, pipeline=pipeline)
         runner = trainer(
             pipeline, callbacks=callbacks, enable_checkpointing=best is not None, default_root_dir=folder, **arguments
         )
-        runner.fit(Regression(**run.module), train, validate, ckpt_path=run.resume, weights_only=False)
+        runner.fit(run.kind(**run.module), train, validate, ckpt_path=run.resume, weights_only=False)
         return {
             "metrics": {name: value.item() for name, value in runner.callback_metrics.items()},
             "steps": recorder.steps,
+            "scales": recorder.scales,
             "epochs": recorder.epochs,
             "stopped_at": (runner.current_epoch, runner.global_step),
             "best": None if best is None else (best.best_model_path, float(best.best_model_score or 0.0)),

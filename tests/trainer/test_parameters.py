@@ -1,0 +1,95 @@
+"""Frozen layers, stages without parameters, unused parameters, groups, optimizers, and an own training_step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.ranks import Pools
+from tests.trainer.modules import Regression
+from tests.trainer.running import ONE, PLAIN, Pipeline, Run, assert_same, fit_all
+
+MIDDLE = Pipeline(3, partition=(2, 2, 1))
+"""Stage 1 is layers 2 and 3: frozen, or without parameters; stage 0 is layers 0 and 1."""
+PIPELINES = (
+    ONE,
+    Pipeline(2, partition=(2, 3)),
+    MIDDLE,
+    Pipeline(3, partition=(2, 2, 1), local=True),
+    Pipeline(2, partition=(2, 1, 1, 1), num_virtual_stages=2, remat="never"),
+    Pipeline(2, partition=(2, 3), data_parallel_size=2),
+)
+CLIPPED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_epochs": 2}
+BY_VALUE = {**CLIPPED, "gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
+
+
+class Scaled(Regression):
+    """Wraps the training step and gives the loss in a dict."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
+        loss: Tensor = super().training_step(batch, batch_idx)
+        return {"loss": 2.5 * loss + loss.detach()}
+
+
+class Whole(Regression):
+    """All parameters in one group, frozen ones included."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
+
+
+class Unfreezing(Regression):
+    """A frozen layer learns from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.requires_grad_(True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
+
+
+RUNS = {
+    "frozen first stage": Run(module={"layers": "frozen_first"}, trainer=CLIPPED),
+    "frozen first stage, by value": Run(module={"layers": "frozen_first"}, trainer=BY_VALUE),
+    "frozen middle": Run(module={"layers": "frozen_middle", "optimizer": "momentum"}, trainer=CLIPPED),
+    "frozen in the optimizer": Run(kind=Whole, module={"layers": "frozen_middle"}, trainer=CLIPPED),
+    "unfreezing": Run(kind=Unfreezing, module={"layers": "frozen_first"}, trainer=CLIPPED),
+    "empty stage": Run(module={"layers": "empty_stage"}, trainer=CLIPPED),
+    "empty stage, by value": Run(module={"layers": "empty_stage", "optimizer": "momentum"}, trainer=BY_VALUE),
+    "unused": Run(kind=Whole, module={"layers": "unused"}, trainer=CLIPPED),
+    "momentum": Run(module={"optimizer": "momentum", "scheduler": "step"}, trainer={"max_epochs": 2}),
+    "plain gradient descent": Run(module={"optimizer": "sgd"}, trainer={"max_epochs": 2}),
+    "own training step": Run(kind=Scaled, trainer={"accumulate_grad_batches": 2, "max_epochs": 2}),
+}
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
+def test_parameters_end_where_plain_lightning_ends(pipeline: Pipeline, pools: Pools, tmp_path: Path) -> None:
+    jobs = [(one, run) for one in (PLAIN, pipeline) for run in RUNS.values()]
+    outcomes = fit_all(pools, jobs, tmp_path)
+    for name, wanted, got in zip(RUNS, outcomes[: len(RUNS)], outcomes[len(RUNS) :], strict=True):
+        for rank, said in enumerate(got.ranks):
+            assert_same(said["steps"], wanted.ranks[0]["steps"], f"{name}, rank {rank}")
+        for key in ("state_dict", "optimizer_states", "lr_schedulers"):
+            assert_same(got.final[key], wanted.final[key], f"{name}, {key}")
+
+
+def test_what_is_frozen_or_unused_stays(pools: Pools, tmp_path: Path) -> None:
+    """Weight decay would move a parameter that has a gradient of zeros in place of none."""
+    frozen, unused = fit_all(pools, [(MIDDLE, RUNS["frozen in the optimizer"]), (MIDDLE, RUNS["unused"])], tmp_path)
+    assert unused.final["state_dict"]["model.0.idle"].tolist() == [1.0] * 3
+    torch.manual_seed(5)
+    fresh = Regression("frozen_middle").double()
+    torch.set_default_dtype(torch.float64)
+    try:
+        fresh.configure_model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, value in fresh.state_dict().items():
+        moved = not torch.equal(value, frozen.final["state_dict"][name])
+        assert moved == (name.split(".")[1] not in ("2", "3")), name
