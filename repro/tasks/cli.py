@@ -10,12 +10,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from repro.arguments import suggest
@@ -33,8 +36,10 @@ CLASSES = (ImageClassification, ImageDataModule, Translation, TranslationDataMod
 _NOISE = (
     # Of the libraries below, about their own future; a person who trains a model can do nothing about them.
     r"(?s).*`isinstance\(treespec, LeafSpec\)` is deprecated",
-    r"(?s).*instantiate_classes.*was deprecated",
+    r"(?s).*was deprecated in v4\.\d+\.\d+ and will be removed in v5",
+    r"(?s).*JsonargparseDeprecationWarning",
     r".*does not have many workers which may be a bottleneck",
+    r".*The dirpath has changed from",
     r".*Experiment logs directory .* exists and is not empty",
 )
 
@@ -64,7 +69,7 @@ class ReproCLI(LightningCLI):
             trainer_defaults={"default_root_dir": RESULTS},
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={"prog": "repro"},
+            parser_kwargs={"prog": "repro", **{name: _help(name) for name in self.subcommands()}},
             subclass_mode_model=True,
             subclass_mode_data=True,
             args=list(argv),
@@ -98,6 +103,16 @@ class ReproCLI(LightningCLI):
             kwargs["logger"] = [tensorboard, CSVLogger(root, name=name, version=tensorboard.version)]
         return super().instantiate_trainer(**kwargs)
 
+    def predict(self, **options: Any) -> None:
+        """Called in place of ``Trainer.predict``, which would drop the predictions: they go to ``predictions.pt``."""
+        predictions = self.trainer.predict(**options)
+        folder = self.trainer.log_dir or self.trainer.default_root_dir
+        if self.trainer.is_global_zero and predictions is not None:
+            path = Path(folder) / "predictions.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(predictions, path)
+            rank_zero_info(f"{len(predictions)} batches of predictions, in order: {path}")
+
     @override
     def _run_subcommand(self, subcommand: str) -> None:
         check = getattr(self.datamodule, "check", None)
@@ -121,7 +136,9 @@ def main(argv: Sequence[str]) -> int:
 
 def one_line(message: str) -> str:
     """What is wrong, out of a message of the configuration library, which lists all types that do not fit."""
-    message = re.sub(r"(?s)\n\s*Given value type:.*?(?=\n\s*-|$)", "", message)
+    # A plain value is worth repeating; a whole section of the config is not.
+    message = re.sub(r"(?s)\n\s*Given value type:.*?\n\s*Given value: (\w+\(|\{).*?(?=\n\s*-|$)", "", message)
+    message = re.sub(r"(?m)^\s*Given value type:.*\n", "", message)
     noise = r"(?m)^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class '(NoneType|str)'>\.?)\s*$"
     lines = [line.strip().removeprefix("- ") for line in re.sub(noise, "", message).splitlines()]
     text = " ".join(line for line in lines if line)
@@ -129,8 +146,30 @@ def one_line(message: str) -> str:
     text = re.sub(r"Subcommand '\w+' does not accept option '([^']*)'", r"unknown key \1", text)
     text = re.sub(r"Option '([^']*)' is not accepted", r"unknown key \1", text)
     text = re.sub(r"Expected a dot import path string: (\S+)", r"unknown class \1", text)
-    found = re.search(r"unknown (?:key|class) ([\w.]+)", text) or re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text)
-    return text + (_suggestion(found[1]) if found else "")
+    found = re.search(r"unknown (?:key|class) ([\w.]+)", text) or re.search(
+        r"[Uu]nrecognized arguments: --([\w.]+)", text
+    )
+    return text + (_suggestion(found[1]) if found and "did you mean" not in text else "")
+
+
+def _help(subcommand: str) -> dict[str, str]:
+    what, example = {
+        "fit": ("Train a model through the pipeline (or, with another strategy, without one).", "laptop.yaml"),
+        "validate": ("Loss and metrics on the validation split.", "laptop.yaml --ckpt_path FILE.ckpt"),
+        "test": ("Loss and metrics on the held-out split; BLEU for translation.", "laptop.yaml --ckpt_path FILE.ckpt"),
+        "predict": ("Run the model on the inputs of the held-out split.", "laptop.yaml --ckpt_path FILE.ckpt"),
+    }[subcommand]
+    return {
+        "usage": f"repro {subcommand} --config FILE [--config OVERLAY ...] [options]",
+        "description": f"""{what} Every option may stand in a config file or on the command line; later ones win.
+
+Options of the pipeline (number of stages and micro-batches, schedule, re-materialization, partition) are those of the
+strategy: repro {subcommand} --trainer.strategy.help GPipeStrategy. Those of models and data: repro {subcommand}
+--model.help Translation, --data.help TranslationDataModule (or ImageClassification, ImageDataModule).
+
+Example: repro {subcommand} --config configs/amoebanet/base.yaml --config configs/amoebanet/{example}
+--trainer.strategy GPipeStrategy --trainer.strategy.num_stages 2 --trainer.strategy.num_micro_batches 8""",
+    }
 
 
 @contextmanager
@@ -162,7 +201,14 @@ def quiet(level: int = logging.INFO) -> Iterator[None]:
 
 def _suggestion(key: str) -> str:
     known = {name for kind in (*CLASSES, pl.Trainer) for name in inspect.signature(kind).parameters}
-    known |= {kind.__name__ for kind in CLASSES} | {"seed_everything", "ckpt_path", "trainer", "model", "data", "config"}
+    known |= {kind.__name__ for kind in CLASSES} | {
+        "seed_everything",
+        "ckpt_path",
+        "trainer",
+        "model",
+        "data",
+        "config",
+    }
     return suggest(key.rsplit(".", 1)[-1], sorted(known))
 
 

@@ -146,6 +146,15 @@ class Translation(PipelineModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     @override
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """The most probable next piece at every position (B, T), given the reference before it; None but on rank 0.
+
+        Logits over the whole vocabulary would fill the memory. Translations are written at the end of a test epoch.
+        """
+        logits = super().predict_step(batch, batch_idx, dataloader_idx)
+        return logits if logits is None else logits.argmax(dim=-1)
+
+    @override
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
         if isinstance(data, TranslationDataModule) and data.vocab_size != self.hparams.vocab_size:

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset, WeightedRandomSampler
 from typing_extensions import override
 
 from repro.datasets.batches import EncodedPair, EncodedPairs, collate
@@ -115,11 +115,9 @@ class TranslationDataModule(pl.LightningDataModule):
             pairs = self.pairs("train")
             weights = sampling_weights([pairs[item.index].language for item in encoded.items], self.temperature)
         order: Any = (
-            torch.utils.data.RandomSampler(encoded)
-            if weights is None
-            else WeightedRandomSampler(weights.tolist(), len(encoded))
+            RandomSampler(encoded) if weights is None else WeightedRandomSampler(weights.tolist(), len(encoded))
         )
-        return self._loader(encoded, SimilarLengths(order, encoded.items, self.batch_size))
+        return self._loader(encoded, batch_sampler=SimilarLengths(order, encoded.items, self.batch_size))
 
     @override
     def val_dataloader(self) -> DataLoader[Any]:
@@ -131,22 +129,21 @@ class TranslationDataModule(pl.LightningDataModule):
 
     @override
     def predict_dataloader(self) -> DataLoader[Any]:
-        return self._evaluation_loader("test")
+        encoded = self.encoded("test")
+        return self._loader(encoded, batch_size=self.batch_size)
 
     def _evaluation_loader(self, part: str) -> DataLoader[Any]:
         encoded = self.encoded(part)
         order = sorted(range(len(encoded)), key=lambda index: _length(encoded.items[index]))
-        return self._loader(
-            encoded, [order[begin : begin + self.batch_size] for begin in range(0, len(order), self.batch_size)]
-        )
+        return self._loader(Subset(encoded, order), batch_size=self.batch_size)
 
-    def _loader(self, encoded: EncodedPairs, batches: Any) -> DataLoader[Any]:
+    def _loader(self, dataset: Dataset[EncodedPair], **batches: Any) -> DataLoader[Any]:
         return DataLoader(
-            encoded,
-            batch_sampler=batches,
+            dataset,
             num_workers=self.num_workers,
             collate_fn=partial(_as_inputs_and_targets, pad_id=self.vocabulary.pad_id),
             persistent_workers=self.num_workers > 0,
+            **batches,
         )
 
 

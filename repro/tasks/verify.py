@@ -70,9 +70,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "-M", "--num-micro-batches", type=_positive, metavar="M", help="micro-batches (default: the config's, or 4K)"
     )
-    parser.add_argument(
-        "--remat", choices=("always", "except_last", "never"), help="default: the config's, or always"
-    )
+    parser.add_argument("--remat", choices=("always", "except_last", "never"), help="default: the config's, or always")
     parser.add_argument(
         "--device", default="cpu", help="cpu, cuda:0, or cuda for all visible GPUs in turn (default: cpu)"
     )
