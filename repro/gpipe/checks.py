@@ -51,7 +51,7 @@ def check_module(model: pl.LightningModule) -> PipelineModule:
     """The model as a ``PipelineModule`` that the pipeline can train.
 
     Raises:
-        UserError: it is another LightningModule, or optimizes by hand.
+        UserError: it is another LightningModule, optimizes by hand, or has parameters that no layer has.
     """
     if not isinstance(model, PipelineModule):
         raise UserError(
@@ -63,7 +63,22 @@ def check_module(model: pl.LightningModule) -> PipelineModule:
         raise UserError(
             f"manual optimization (automatic_optimization=False) is not supported with strategy='gpipe' (see {DOCS})"
         )
+    check_parameters(model)
     return model
+
+
+def check_parameters(module: PipelineModule) -> None:
+    """All parameters are in layers, so that a stage trains them.
+
+    Raises:
+        UserError: some are not.
+    """
+    outside = [name for name, _ in module.named_parameters() if not name.startswith("model.")]
+    if outside:
+        raise UserError(
+            f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer "
+            f"(see {DOCS})"
+        )
 
 
 def check_run(

@@ -40,7 +40,7 @@ from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
 from .building import choose_partition, make_layer, make_skeletons, time_layers
-from .checks import check_module, check_options, check_run
+from .checks import check_module, check_options, check_parameters, check_run
 from .decisions import announce_decisions
 from .engine import Engine
 from .failure import PipelineError, StageError, describe
@@ -56,7 +56,7 @@ from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
 from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
-from .pipeline_module import DOCS, PipelineModule
+from .pipeline_module import PipelineModule
 from .reading import FollowingLoader, Placeholder, Progress, RandomState, ReadingLoader, announcer, deal_out
 from .results import StepResult, Totals
 from .tracing import Event
@@ -229,6 +229,12 @@ class GPipeStrategy(ParallelStrategy):
         Raises:
             UserError: the model is no pipeline, or the numbers do not fit it or each other.
         """
+        if self._layer_sync is not None:
+            raise UserError(
+                "Trainer(sync_batchnorm=True) is not supported: each micro-batch is normalised with its own "
+                "statistics, and the running ones are pooled over micro-batches and replicas already; use "
+                "sync_batchnorm=False"
+            )
         check_run(
             check_module(model),
             num_stages=self.num_stages,
@@ -325,12 +331,7 @@ class GPipeStrategy(ParallelStrategy):
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         self._share_weights()
-        outside = [name for name, _ in module.named_parameters() if not name.startswith("model.")]
-        if outside:
-            raise UserError(
-                f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer (see "
-                f"{DOCS})"
-            )
+        check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None
         if fitting:
             self._batches_seen = int(self._resume.get("batches_seen", self._batches_seen))
@@ -367,11 +368,13 @@ class GPipeStrategy(ParallelStrategy):
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         super().setup_optimizers(trainer)
         self._layouts = [OptimizerLayout.drop_foreign(optimizer) for optimizer in self.optimizers]
-        if self._scaler is not None and not all(any(layout.own) for layout in self._layouts):
+        learns = [
+            any(p.requires_grad for g in optimizer.param_groups for p in g["params"]) for optimizer in self.optimizers
+        ]
+        if self._scaler is not None and not all(learns):
             raise UserError(
-                f"rank {self.global_rank} holds no parameter, which precision='16-mixed' cannot have; use "
-                "bf16-mixed, or a partition "
-                "that gives each stage a layer with parameters"
+                f"rank {self.global_rank} holds no parameter that learns, which precision='16-mixed' cannot have; use "
+                "bf16-mixed, or a partition that gives each stage a layer with such parameters"
             )
 
     @override
