@@ -101,7 +101,8 @@ class PipelineModule(pl.LightningModule):
     @override
     def forward(self, inputs: Any) -> Any:
         """The unsplit model, where all its layers are here."""
-        self.configure_model()
+        if self.model is None:
+            self.configure_model()
         assert self.model is not None
         if any(p.is_meta for p in self.model.parameters()):
             raise UserError(

@@ -335,6 +335,7 @@ class GPipeStrategy(ParallelStrategy):
         assert module.model is not None
         if fitting:
             self._batches_seen = int(self._resume.get("batches_seen", self._batches_seen))
+            self._seed = int(self._resume.get("seed", self._seed))
         self._engine = Engine(
             {index: module.model[index] for index in self._own},
             self.partition,
@@ -346,7 +347,7 @@ class GPipeStrategy(ParallelStrategy):
             remat=self._remat,
             mesh=self._mesh,
             devices=[self.root_device] if self._mesh is not None else self._stage_devices,
-            seed=int(self._resume.get("seed", self._seed)) if fitting else self._seed,
+            seed=self._seed,
             trace=self._trace,
         )
         if fitting:
@@ -489,18 +490,20 @@ class GPipeStrategy(ParallelStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return gather_module_state(self._module, self._mesh)
+        with self._connected() as mesh:
+            return gather_module_state(self._module, mesh)
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         plain = getattr(optimizer, "_optimizer", optimizer)
-        return self._layouts[self.optimizers.index(plain)].gather(plain, self._mesh)
+        with self._connected() as mesh:
+            return self._layouts[self.optimizers.index(plain)].gather(plain, mesh)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         state = {
-            "seed": self.engine.seed,
+            "seed": self._seed,
             "batches_seen": self._batches_seen,
             # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
             "loaders": loops.pop("combined_loader", []),
@@ -608,6 +611,18 @@ class GPipeStrategy(ParallelStrategy):
     def _window_is_open(self) -> bool:
         trainer = self._module.trainer
         return trainer.state.fn == TrainerFn.FITTING and trainer.training and trainer.fit_loop._should_accumulate()
+
+    @contextmanager
+    def _connected(self) -> Generator[PipelineMesh | None, None, None]:
+        """The mesh; opened for the moment where a checkpoint is saved after the run."""
+        if self._mesh is not None or self._num_ranks == 1:
+            yield self._mesh
+            return
+        mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
+        try:
+            yield mesh
+        finally:
+            mesh.close()
 
     def _split(self, batch: Any) -> tuple[Boundary | None, Boundary | None]:
         if self.is_placeholder(batch):
