@@ -17,7 +17,7 @@ from .rows import Provenance, Row
 from .scales import Expectation, Task
 from .training import TrainingPlan, to_event
 
-AGREEMENT, BUBBLE, TIMELINE, LEARNING = "agreement", "bubble", "timeline", "learning"
+AGREEMENT, PLAIN, BUBBLE, TIMELINE, LEARNING = "agreement", "plain", "bubble", "timeline", "learning"
 UNITS = {"accuracy": "1", "top5": "1", "perplexity": "1", "bleu": "BLEU", "bleu_copy": "BLEU", "bleu_nearest": "BLEU"}
 # A curve has no more points than a plot can show.
 MAX_POINTS = 400
@@ -42,6 +42,8 @@ class Run:
     @property
     def way(self) -> str:
         """How the stages ran."""
+        if self.plan.plain:
+            return "plain Lightning"
         if self.plan.num_stages == 1:
             return "one stage"
         return "processes" if self.plan.processes else "local"
@@ -49,6 +51,8 @@ class Run:
     @property
     def label(self) -> str:
         """K and the way."""
+        if self.plan.plain:
+            return self.way
         return f"K={self.plan.num_stages} ({self.way})"
 
     @property
@@ -128,19 +132,21 @@ def curve_rows(run: Run, experiment: str) -> list[Row]:
     return rows
 
 
-def agreement_rows(reference: Run, others: Sequence[Run], tolerance: Tolerance) -> tuple[list[Row], list[Check]]:
+def agreement_rows(
+    reference: Run, others: Sequence[Run], tolerance: Tolerance, experiment: str = AGREEMENT
+) -> tuple[list[Row], list[Check]]:
     """The largest differences of each run from the reference, relative, and whether they are within the tolerance."""
-    rows = curve_rows(reference, AGREEMENT)
+    rows = curve_rows(reference, experiment)
     checks = []
     for run in others:
-        rows += curve_rows(run, AGREEMENT)
+        rows += curve_rows(run, experiment)
         found = compare(reference.curves, run.curves, tolerance)
         wrong = [difference for difference in found if not difference.agrees]
         for difference in found:
             if difference.value != float("inf"):
                 rows.append(
                     run.row(
-                        AGREEMENT,
+                        experiment,
                         f"{difference.name}_difference",
                         difference.value,
                         "1",
@@ -151,7 +157,8 @@ def agreement_rows(reference: Run, others: Sequence[Run], tolerance: Tolerance) 
                 )
         largest = max(found, key=lambda difference: difference.value / difference.allowed)
         steps = len(run.result["losses"])
-        same = f"{run.task.model} on {run.task.data}: {run.label} gives what {reference.label} gives over {steps} steps"
+        name = f"{run.task.model} on {run.task.data}, M={run.result['num_micro_batches']}"
+        same = f"{name}: {run.label} gives what {reference.label} gives over {steps} steps"
         detail = str(wrong[0]) if wrong else f"largest: {largest.name} off by {largest.value:.1e}"
         checks.append(Check(f"{same} ({detail})" if not wrong else f"{same}: no, {detail}", not wrong))
     return rows, checks

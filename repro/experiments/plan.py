@@ -30,8 +30,10 @@ class TrainingPart:
     @property
     def title(self) -> str:
         """What a person reads."""
+        verb = {"learning": "learns", "plain": "beside plain Lightning"}.get(self.kind, "compared")
+        if self.plan.plain:
+            return f"{self.task.model}, plain Lightning"
         where = "processes" if self.plan.processes else "one process"
-        verb = "learns" if self.kind == "learning" else "compared"
         return f"{self.task.model} {verb}, K={self.plan.num_stages} ({where})"
 
     @property
@@ -89,10 +91,12 @@ class Plan:
 
     Attributes:
         compared: by task, the runs that must agree: the reference with K = 1, then the others.
+        plain: by task, a run without a pipeline, and one with K stages that must agree with it.
         learning: by task, the longer run.
     """
 
     compared: dict[str, tuple[TrainingPart, ...]]
+    plain: dict[str, tuple[TrainingPart, TrainingPart]]
     learning: dict[str, TrainingPart]
     speed: SpeedPart
     groups: tuple[Group, ...]
@@ -103,7 +107,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a scale.
 
-    The runs with one stage and with local stages need one core each and are not timed: they run at the same time.
+    Runs in one process need one core each and are not timed: two of them run at the same time.
 
     Args:
         scale: sizes.
@@ -116,6 +120,7 @@ def make_plan(
         workload = replace(workload, num_micro_batches=num_micro_batches)
     separate = num_stages > 1 and (device == "cpu" or len(device.split(",")) >= num_stages)
     compared: dict[str, tuple[TrainingPart, ...]] = {}
+    plain: dict[str, tuple[TrainingPart, TrainingPart]] = {}
     learning: dict[str, TrainingPart] = {}
     groups: list[Group] = []
     for task in tasks:
@@ -139,12 +144,22 @@ def make_plan(
             )
         )
         compared[task.name] = (reference, pipeline, local)
+        exact = replace(
+            one,
+            num_micro_batches=task.plain_micro_batches or one.num_micro_batches,
+            overrides=(*task.agreement, *task.plain),
+        )
+        plain[task.name] = (
+            TrainingPart(task, replace(exact, plain=True), "plain"),
+            TrainingPart(task, replace(exact, num_stages=max(2, num_stages)), "plain"),
+        )
         learning[task.name] = TrainingPart(task, longer, "learning")
         groups += [
             Group((reference, local), scale.seconds["compared"]),
             Group((pipeline,), scale.seconds["compared"]),
+            Group(plain[task.name], scale.seconds["compared"]),
         ]
     speed = SpeedPart(workload, scale.speed)
     groups.append(Group((speed,), scale.seconds["speed"]))
     groups += [Group((part,), scale.seconds[name]) for name, part in learning.items()]
-    return Plan(compared, learning, speed, tuple(groups))
+    return Plan(compared, plain, learning, speed, tuple(groups))

@@ -17,9 +17,10 @@ from .progress import Display
 from .scales import SCALES
 
 _DESCRIPTION = """\
-Train AmoebaNet and the Transformer through GPipe and in one stage with the same seed and micro-batches, compare losses,
-gradient norms and held-out metrics; compare step times with PyTorch's own pipeline and a bare loop; measure the bubble;
-then train both for longer, so that they are seen to learn. Writes rows.jsonl, run.json and report.md with figures."""
+Train AmoebaNet and the Transformer through GPipe with different numbers of stages and without a pipeline, same seed;
+compare losses, gradient norms and held-out metrics; compare step times with PyTorch's own pipeline and a bare loop;
+measure the bubble; then train both for longer, so that they are seen to learn. Writes rows.jsonl, run.json and
+report.md with figures."""
 
 _EPILOG = """\
 A run that was stopped goes on where it was when the same command is given again, as long as code, torch and device are
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         rows, checks = reproduction.collect(scale)
         kept = reproduction.store.finish(rows, run | reproduction.summary(checks))
         if kept is not None:
-            display.say(f"the results of an earlier run with other parameters are kept in {kept}")
+            display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
     return _report(folder, options.json) or (0 if reproduction.succeeded(checks) else 1)
 
 

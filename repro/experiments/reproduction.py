@@ -9,9 +9,10 @@ from typing import Any
 
 from repro.errors import UserError
 
+from .agreement import PLAIN as PLAIN_TOLERANCE
 from .agreement import Tolerance
 from .cells import CellStore
-from .collect import Check, Run, agreement_rows, bubble_rows, learning_rows
+from .collect import PLAIN, Check, Run, agreement_rows, bubble_rows, learning_rows
 from .plan import Group, Part, Plan, TrainingPart
 from .progress import Display
 from .ranks import Job, JobError, run_jobs
@@ -60,15 +61,17 @@ class Reproduction:
         for name, parts in self._plan.compared.items():
             reference, *others = (self._finished(part) for part in parts)
             finished = [run for run in others if run is not None]
-            if reference is not None and finished:
-                add_rows, add_checks = agreement_rows(reference, finished, Tolerance())
-                rows += add_rows
-                checks += add_checks
-            for run in finished:
-                rows += bubble_rows(run)
+            unsplit, split = (self._finished(part) for part in self._plan.plain[name])
             longer = self._finished(self._plan.learning[name])
+            made = []
+            if reference is not None and finished:
+                made.append(agreement_rows(reference, finished, Tolerance()))
+            if unsplit is not None and split is not None:
+                made.append(agreement_rows(unsplit, [split], PLAIN_TOLERANCE, PLAIN))
+            made += [(bubble_rows(run), []) for run in finished]
             if longer is not None:
-                add_rows, add_checks = learning_rows(longer, scale.expectations.get(name, ()))
+                made.append(learning_rows(longer, scale.expectations.get(name, ())))
+            for add_rows, add_checks in made:
                 rows += add_rows
                 checks += add_checks
         speed = self._plan.speed

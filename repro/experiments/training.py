@@ -40,6 +40,7 @@ class TrainingPlan:
         device: ``cpu``, or ``cuda:N`` (several separated by commas for processes).
         overrides: options of ``repro fit`` that differ from the files.
         trace: steps at the end whose trace is kept.
+        plain: train with Lightning's own strategy instead: one process, whole mini-batches, no pipeline.
     """
 
     configs: tuple[str, ...]
@@ -51,6 +52,7 @@ class TrainingPlan:
     device: str = "cpu"
     overrides: tuple[str, ...] = ()
     trace: int = 0
+    plain: bool = False
 
     @property
     def world_size(self) -> int:
@@ -66,13 +68,7 @@ class TrainingPlan:
             f"--seed_everything={self.seed}",
             f"--trainer.accelerator={'cpu' if cpu else 'gpu'}",
             f"--trainer.devices={self.world_size if cpu else '[' + ','.join(numbers) + ']'}",
-            f"--trainer.strategy.num_stages={self.num_stages}",
-            *(
-                []
-                if self.num_micro_batches is None
-                else [f"--trainer.strategy.num_micro_batches={self.num_micro_batches}"]
-            ),
-            f"--trainer.strategy.trace={'true' if self.trace else 'false'}",
+            *self._strategy(),
             *([] if self.steps is None else [f"--trainer.max_steps={self.steps}"]),
             "--trainer.max_epochs=-1",
             "--trainer.logger=false",
@@ -85,6 +81,14 @@ class TrainingPlan:
             *self.overrides,
         ]
 
+    def _strategy(self) -> list[str]:
+        if self.plain:
+            return ["--trainer.strategy=auto"]
+        words = [f"num_stages={self.num_stages}", f"trace={'true' if self.trace else 'false'}"]
+        if self.num_micro_batches is not None:
+            words.append(f"num_micro_batches={self.num_micro_batches}")
+        return [f"--trainer.strategy.{word}" for word in words]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for keys and rows."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
@@ -96,7 +100,8 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
     Returns:
         ``losses`` and ``gradient_norms`` (one a step), ``held_out`` (metrics by name), ``step_seconds`` (median without
         the first steps), ``fit_seconds``, ``partition``, ``num_parameters`` (of all stages), ``batch_size``,
-        ``num_micro_batches``, ``schedule``, ``remat`` and ``events`` (one list of ``Event`` fields a traced step).
+        ``num_micro_batches``, ``schedule``, ``remat`` (None without a pipeline) and ``events`` (one list of ``Event``
+        fields a traced step).
     """
     quiet()
     tell(0.0, "loading")
@@ -104,8 +109,6 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
     cli = ReproCLI(plan.options(), run=False)
     trainer: pl.Trainer = cli.trainer
     trainer.callbacks.append(recorder)  # type: ignore[attr-defined]
-    strategy = trainer.strategy
-    assert isinstance(strategy, GPipeStrategy)
     begun = time.monotonic()
     trainer.fit(cli.model, datamodule=cli.datamodule)
     seconds = time.monotonic() - begun
@@ -120,7 +123,7 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
         "partition": recorder.partition,
         "num_parameters": recorder.num_parameters,
         "batch_size": cli.datamodule.batch_size,
-        "num_micro_batches": strategy.num_micro_batches,
+        "num_micro_batches": recorder.num_micro_batches,
         "remat": recorder.remat,
         "schedule": recorder.schedule,
         "events": recorder.events,
@@ -155,8 +158,9 @@ class Recorder(Callback):
         self.events: list[list[list[Any]]] = []
         self.partition: list[int] = []
         self.num_parameters = 0
-        self.remat = ""
-        self.schedule = ""
+        self.num_micro_batches = 1
+        self.remat: str | None = None
+        self.schedule: str | None = None
         self._plan = plan
         self._tell = tell
         self._begun = 0.0
@@ -164,10 +168,11 @@ class Recorder(Callback):
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy = trainer.strategy
-        assert isinstance(strategy, GPipeStrategy)
-        schedule = strategy.engine.schedule()
-        self.partition = list(strategy.partition)
-        self.remat, self.schedule = schedule.remat.value, schedule.name
+        if isinstance(strategy, GPipeStrategy):
+            schedule = strategy.engine.schedule()
+            self.partition = list(strategy.partition)
+            self.num_micro_batches = schedule.num_micro_batches
+            self.remat, self.schedule = schedule.remat.value, schedule.name
         self.num_parameters = sum(parameter.numel() for parameter in pl_module.parameters())
 
     @override
@@ -189,8 +194,7 @@ class Recorder(Callback):
         self.losses.append(float(outputs["loss"]))
         done, steps = len(self.losses), trainer.max_steps
         strategy = trainer.strategy
-        assert isinstance(strategy, GPipeStrategy)
-        if self._plan.trace and done > steps - self._plan.trace:
+        if isinstance(strategy, GPipeStrategy) and done > steps - self._plan.trace:
             self.events.append([event_fields(event) for event in strategy.gather_trace()])
         if trainer.is_global_zero:
             self._tell(done / steps, f"step {done} of {steps}, loss {self.losses[-1]:.3f}")

@@ -31,10 +31,13 @@ def test_runs_differ_in_stages_alone() -> None:
         assert {(p.plan.num_micro_batches, p.plan.seed, p.plan.steps) for p in (reference, pipeline, local)} == {
             (8, 0, 30)
         }
+        unsplit, split = (part.plan for part in plan.plain[task.name])
+        assert "--trainer.strategy=auto" in unsplit.options()
+        assert (split.num_stages, split.world_size, split.overrides) == (2, 1, unsplit.overrides)
         assert plan.learning[task.name].plan.num_micro_batches is None
         assert plan.learning[task.name].plan.processes
     names = [part.name for group in plan.groups for part in group.parts]
-    assert len(set(names)) == len(names) == 9
+    assert len(set(names)) == len(names) == 13
     assert [type(part) for group in plan.groups for part in group.parts].count(SpeedPart) == 1
 
 

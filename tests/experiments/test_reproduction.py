@@ -75,15 +75,10 @@ def said(folder: Path) -> dict[str, Any]:
 
 def test_everything_runs_once_and_a_second_time_nothing(machine: Machine, tmp_path: Path) -> None:
     assert run(tmp_path) == 0
-    assert len(machine.asked) == len(set(machine.asked)) == 9
+    assert len(machine.asked) == len(set(machine.asked)) == 13
     rows = (tmp_path / "rows.jsonl").read_text()
-    assert {row.experiment for row in read_rows(tmp_path)} == {
-        "agreement",
-        "bubble",
-        "timeline",
-        "learning",
-        "step_time",
-    }
+    found = {row.experiment for row in read_rows(tmp_path)}
+    assert found == {"agreement", "plain", "bubble", "timeline", "learning", "step_time"}
     machine.asked.clear()
     assert run(tmp_path) == 0
     assert machine.asked == []
@@ -96,7 +91,7 @@ def test_other_micro_batches_run_again_and_the_results_before_are_kept(machine: 
     before = (tmp_path / "rows.jsonl").read_text()
     machine.asked.clear()
     assert run(tmp_path, "-M", "2") == 0
-    assert len(machine.asked) == 9
+    assert len(machine.asked) == 11, "AmoebaNet is compared with plain Lightning at M = 1 in any case"
     assert (tmp_path / "earlier" / "1" / "rows.jsonl").read_text() == before
 
 
@@ -106,7 +101,7 @@ def test_a_part_that_fails_fails_the_run_and_alone_is_run_again(machine: Machine
     assert said(tmp_path)["failures"] == {
         "compared-translation-K2": "Transformer compared, K=2 (processes) failed: no reason"
     }
-    assert len(machine.asked) == 8
+    assert len(machine.asked) == 12
     machine.broken = set()
     machine.asked.clear()
     assert run(tmp_path) == 0
@@ -118,7 +113,7 @@ def test_a_disagreement_fails_the_run(machine: Machine, tmp_path: Path) -> None:
     assert run(tmp_path) == 1
     wrong = [check["text"] for check in said(tmp_path)["checks"] if not check["passed"]]
     assert len(wrong) == 1
-    assert "AmoebaNet-D on Fashion-MNIST: K=4 (local) gives what K=1 (one stage) gives" in wrong[0]
+    assert "AmoebaNet-D on Fashion-MNIST, M=8: K=4 (local) gives what K=1 (one stage) gives" in wrong[0]
     assert "loss in step 3 is 1.5, should be 1" in wrong[0]
 
 
@@ -126,7 +121,7 @@ def test_a_disagreement_fails_the_run(machine: Machine, tmp_path: Path) -> None:
 def test_without_one_data_set_the_other_half_runs(task: str, machine: Machine, tmp_path: Path) -> None:
     machine.missing = {task}
     assert run(tmp_path) == 0
-    assert len(machine.asked) == 5
+    assert len(machine.asked) == 7
     assert not any(task in name for name in machine.asked)
     assert said(tmp_path)["missing"] == {task: f"the set of {task} is not there"}
 
@@ -151,11 +146,11 @@ def test_an_interrupt_keeps_what_was_finished(
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     finished = len(machine.asked)
-    assert finished == 6
+    assert finished == 10
     machine.asked.clear()
     monkeypatch.setattr(reproduction, "run_jobs", machine)
     assert run(tmp_path) == 0
-    assert len(machine.asked) == 9 - finished
+    assert len(machine.asked) == 13 - finished
 
 
 def test_the_laptop_scale_must_learn(machine: Machine, tmp_path: Path) -> None:

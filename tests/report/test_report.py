@@ -84,7 +84,7 @@ def test_tables_show_paper_reference_and_yours(tmp_path: Path, store: Callable[.
         "12.0",
     )
     assert shown["step time, K=2, this engine"][2:] == ("1.21 ± 0.00 s", "605.0 ± 2.5 ms")
-    assert shown["AmoebaNet-D, K=4 (local) against K=1: largest difference of loss"][3] == "0"
+    assert shown["AmoebaNet-D, K=4 (local), M=4 against K=1: largest difference of loss"][3] == "0"
     assert shown["AmoebaNet-D: bubble, K=4 (local), M=4, replayed from the costs in its trace"][0] == "simulated"
     assert "AmoebaNet-D: bubble, K=4 (local), M=4, from the trace" not in shown
 
