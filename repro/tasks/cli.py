@@ -80,6 +80,7 @@ class ReproCLI(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # The base class warns when arguments are given from within Python; ours always are.
+        assert isinstance(args, list)
         self.config = parser.parse_args(args)
         trainer = (self.config.get(self.config.get("subcommand") or "") or self.config).trainer
         if trainer.strategy == GPipeStrategy.__name__:  # without options of its own it is taken for a registered name
@@ -139,7 +140,8 @@ def one_line(message: str) -> str:
     # A plain value is worth repeating; a whole section of the config is not.
     message = re.sub(r"(?s)\n\s*Given value type:.*?\n\s*Given value: (\w+\(|\{).*?(?=\n\s*-|$)", "", message)
     message = re.sub(r"(?m)^\s*Given value type:.*\n", "", message)
-    noise = r"(?m)^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class '(NoneType|str)'>\.?)\s*$"
+    heads = r"Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
+    noise = rf"(?m)^\s*(- )?({heads}|Expected a <class '(NoneType|str)'>\.?)\s*$"
     lines = [line.strip().removeprefix("- ") for line in re.sub(noise, "", message).splitlines()]
     text = " ".join(line for line in lines if line)
     text = re.sub(r'Parser key "([^"]*)":', r"\1:", text)
@@ -222,4 +224,4 @@ def _rank() -> int:
     for name in ("RANK", "SLURM_PROCID"):
         if name in os.environ:
             return int(os.environ[name])
-    return int(os.environ.get("NODE_RANK", 0)) or int(os.environ.get("LOCAL_RANK", 0))
+    return int(os.environ.get("NODE_RANK", "0")) or int(os.environ.get("LOCAL_RANK", "0"))

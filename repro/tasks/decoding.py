@@ -29,7 +29,7 @@ def greedy_decode(
         max_length: most tokens of an answer, the end token included.
 
     Returns:
-        Tokens (B, T) with T <= ``max_length``, without the begin token; the end token of a row that reached it is there.
+        Tokens (B, T) with T <= ``max_length``, without the begin token; a row that ended has its end token.
     """
     embed = model[0]
     assert isinstance(embed, PairEmbedding)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from repro.datasets.images import ImageDataset, image_datasets
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
+from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.amoebanet import Stem, Variant, amoebanet
 from repro.tasks.optimization import OptimizerName, ScheduleName, make_optimizer, make_schedule
@@ -28,8 +29,8 @@ _TOP = 5
 class ImageClassification(PipelineModule):
     """AmoebaNet with a label-smoothed cross-entropy loss.
 
-    Logged: ``loss`` (smoothed; in training with the auxiliary classifier's part), ``accuracy``, and ``top5`` where there are
-    at least 10 classes.
+    Logged: ``loss`` (smoothed; in training with the auxiliary classifier's part), ``accuracy``, and ``top5`` where
+    there are at least 10 classes.
 
     Args:
         variant: genotype, "A", "B" or "D".
@@ -86,7 +87,7 @@ class ImageClassification(PipelineModule):
 
     @override
     def layers(self) -> list[Any]:
-        h = self.hparams
+        h: Any = self.hparams
         return amoebanet(
             h.variant,
             num_layers=h.num_layers,
@@ -123,12 +124,12 @@ class ImageClassification(PipelineModule):
 
     @override
     def example_inputs(self) -> Tensor:
-        h = self.hparams
+        h: Any = self.hparams
         return torch.zeros(2, h.in_channels, h.image_size, h.image_size)
 
     @override
     def configure_optimizers(self) -> Any:
-        h = self.hparams
+        h: Any = self.hparams
         optimizer = make_optimizer(
             h.optimizer,
             self.named_parameters(),
@@ -149,7 +150,7 @@ class ImageClassification(PipelineModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.hparams.label_smoothing)
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.hparams["label_smoothing"])
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -182,6 +183,8 @@ class ImageDataModule(pl.LightningDataModule):
         split_seed: int = 0,
     ) -> None:
         super().__init__()
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
         self.root = root
         self.batch_size = batch_size
         self.image_size = image_size

@@ -89,7 +89,7 @@ class Translation(PipelineModule):
 
     @override
     def layers(self) -> list[Any]:
-        h = self.hparams
+        h: Any = self.hparams
         return transformer(
             num_layers=h.num_layers,
             d_ff=h.d_ff,
@@ -106,13 +106,13 @@ class Translation(PipelineModule):
     @override
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum over the tokens that are not padding of logits (B, T, V) against pieces (B, T), and their number."""
-        return self._cross_entropy(outputs, targets, self.hparams.label_smoothing), self._count(targets)
+        return self._cross_entropy(outputs, targets, self.hparams["label_smoothing"]), self._count(targets)
 
     @override
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Right tokens; in evaluation also the negative log likelihood."""
         count = self._count(targets)
-        right = (outputs.argmax(dim=-1) == targets) & (targets != self.hparams.pad_id)
+        right = (outputs.argmax(dim=-1) == targets) & (targets != self.hparams["pad_id"])
         found = {"accuracy": (right.sum(), count)}
         if not self.training:  # one more softmax over the vocabulary, which training need not pay for
             found["nll"] = (self._cross_entropy(outputs, targets, 0.0), count)
@@ -125,7 +125,7 @@ class Translation(PipelineModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        h = self.hparams
+        h: Any = self.hparams
         optimizer = make_optimizer(
             h.optimizer,
             self.named_parameters(),
@@ -157,10 +157,10 @@ class Translation(PipelineModule):
     @override
     def setup(self, stage: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
-        if isinstance(data, TranslationDataModule) and data.vocab_size != self.hparams.vocab_size:
+        if isinstance(data, TranslationDataModule) and data.vocab_size != self.hparams["vocab_size"]:
             raise UserError(
-                f"the model has vocab_size={self.hparams.vocab_size} but the data has vocab_size={data.vocab_size}; give "
-                "both the same number"
+                f"the model has vocab_size={self.hparams['vocab_size']} but the data has vocab_size={data.vocab_size}; "
+                "give both the same number"
             )
 
     @override
@@ -171,10 +171,10 @@ class Translation(PipelineModule):
     def on_test_epoch_end(self) -> None:
         self._log_perplexity("test")
         data = getattr(self.trainer, "datamodule", None)
-        if self.hparams.bleu and isinstance(data, TranslationDataModule):
+        if self.hparams["bleu"] and isinstance(data, TranslationDataModule):
             # Every rank helps to gather the layers and to agree on the folder; the first one translates.
             state, folder = self.trainer.strategy.lightning_module_state_dict(), self.trainer.log_dir
-            found = self._translate(state, data, folder) if self.trainer.is_global_zero else None
+            found = self._translate(state, data, folder) if self.trainer.is_global_zero else {}
             for name, value in self.trainer.strategy.broadcast(found).items():
                 self.log(f"test_{name}", value)
 
@@ -225,13 +225,14 @@ class Translation(PipelineModule):
         return F.cross_entropy(
             logits.flatten(0, 1),
             targets.flatten(),
-            ignore_index=self.hparams.pad_id,
+            ignore_index=self.hparams["pad_id"],
             reduction="sum",
             label_smoothing=smoothing,
         )
 
     def _count(self, targets: Tensor) -> Tensor:
-        return (targets != self.hparams.pad_id).sum()
+        count: Tensor = (targets != self.hparams["pad_id"]).sum()
+        return count
 
 
 def _write_translations(folder: Path, pairs: Sequence[Pair], hypotheses: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
 from repro.datasets.translation import NAME, Pair, load_pairs
 from repro.datasets.vocabulary import Vocabulary, load_vocabulary, sampling_weights
+from repro.errors import UserError
 
 LANGUAGES = ("es", "it", "fr", "ca", "pt_BR")
 """Related languages with much text: what a few minutes on a laptop suffice for."""
@@ -28,8 +30,8 @@ _PARTS = {"train": "train", "val": "dev", "test": "test"}
 class TranslationDataModule(pl.LightningDataModule):
     """Batches ((source, decoder input), decoder output) of piece numbers; the target is English.
 
-    The splits of the corpus are by clusters of near duplicates: no sentence of the held-out parts has a near duplicate in
-    training.
+    The splits of the corpus are by clusters of near duplicates: no sentence of the held-out parts has a near duplicate
+    in training.
 
     Args:
         root: folder of the packaged sets; None: ``data/packaged`` of the checkout.
@@ -62,6 +64,8 @@ class TranslationDataModule(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
         self.root = root
         self.languages = languages
         self.vocab_size = vocab_size
@@ -164,7 +168,7 @@ class SimilarLengths(Sampler[list[int]]):
         self._batch_size = batch_size
 
     def __len__(self) -> int:
-        return -(-len(self._order) // self._batch_size)  # type: ignore[arg-type]
+        return math.ceil(len(self._order) / self._batch_size)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[int]]:
         pool: list[int] = []

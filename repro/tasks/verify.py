@@ -126,8 +126,8 @@ def _show(outcome: Verification, limit: int) -> None:
     console.print(
         "BatchNorm "
         + (
-            f"{outcome.batch_norm} layers: both normalise each micro-batch with its own statistics; the running mean and "
-            "variance after one update from the pooled mini-batch are among the buffers compared"
+            f"{outcome.batch_norm} layers: both normalise each micro-batch with its own statistics; the running mean "
+            "and variance after one update from the pooled mini-batch are among the buffers compared"
             if outcome.batch_norm
             else "none"
         ),
@@ -136,8 +136,8 @@ def _show(outcome: Verification, limit: int) -> None:
     console.print(
         "dropout   "
         + (
-            f"{outcome.dropout} layers: both draw the masks of (seed, batch, micro-batch, layer), so equal gradients mean "
-            "equal masks, recomputation included"
+            f"{outcome.dropout} layers: both draw the masks of (seed, batch, micro-batch, layer), so equal gradients "
+            "mean equal masks, recomputation included"
             if outcome.dropout
             else "none"
         ),

@@ -166,6 +166,7 @@ def test_help(argv: list[str], parts: list[str], capsys: pytest.CaptureFixture[s
         (["--trainer.strategy.partition=[1,2]"], ["partition=[1, 2]", "7"]),
         (["--trainer.strategy=gpipee"], ["strategy='gpipee'"]),
         (["--trainer.precision=17"], ["17"]),
+        (["--data.init_args.batch_size=0"], ["batch_size=0"]),
         (["--data.init_args.root=nowhere"], ["nowhere", "python -m repro.datasets fetch", "make data"]),
         (["--config=missing.yaml"], ["missing.yaml"]),
     ],
