@@ -6,7 +6,7 @@ be saved in mid-epoch: the state is the random state in which the epoch began an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,32 @@ from .wire import Sender, receive_object
 
 class Placeholder:
     """Stands for a batch on the ranks that read no data, and for no batch where a replica has no rows."""
+
+
+def is_placeholder(batch: object) -> bool:
+    """Whether ``batch`` is a placeholder, or a collection of them where there are several loaders.
+
+    Raises:
+        UserError: a replica has rows from one loader and none from another.
+    """
+    parts = [part for part in _parts(batch) if part is not None]  # None: a loader of several that is over
+    absent = sum(isinstance(part, Placeholder) for part in parts)
+    if 0 < absent < len(parts):
+        raise UserError(
+            "a replica has rows from one of several loaders and none from another; with data_parallel_size > 1 give "
+            "such loaders drop_last=True, or data sets that divide by batch_size x data_parallel_size"
+        )
+    return absent > 0
+
+
+def _parts(batch: object) -> Iterator[object]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _parts(part)
+    else:
+        yield batch
 
 
 RandomState = tuple[Tensor, Tensor | None]
@@ -79,18 +105,28 @@ class ReadingLoader:
         return getattr(self.loader, "batch_sampler", None)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: all drawing happens at the first batch, since a loader may be asked for an iterator in vain.
-        resume, self._resume = self._resume, None
-        if resume is not None:
-            self._set_random_state(resume["now"] if resume["epoch_is_over"] else resume["epoch"])
+        return self._announced(self._begin() if self._resume is None else self._resumed(self._resume))
+
+    def _begin(self) -> Iterator[Any]:
+        # At once, as in plain Lightning: the loader draws also where it is asked for an iterator in vain.
         self._set_random_state(self._agree(self._random_state()))
         self._epoch = self._random_state()
-        iterator = iter(self.loader)
-        if resume is not None and not resume["epoch_is_over"]:
+        return iter(self.loader)
+
+    def _resumed(self, resume: dict[str, Any]) -> Iterator[Any]:
+        # A generator: whatever draws between here and the first batch had its turn before the checkpoint was saved, and
+        # an iterator that is asked for in vain leaves the state to the next one.
+        self._resume = None
+        self._set_random_state(resume["now"] if resume["epoch_is_over"] else resume["epoch"])
+        iterator = self._begin()
+        if not resume["epoch_is_over"]:
             for _ in range(resume["batches"]):
                 next(iterator)
             self._set_random_state(resume["now"])
-        for batch in iterator:
+        yield from iterator
+
+    def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             self._announce(True)
             yield batch
         self._announce(False)

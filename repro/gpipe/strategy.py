@@ -57,7 +57,7 @@ from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import PipelineModule
-from .reading import FollowingLoader, Placeholder, Progress, RandomState, ReadingLoader, announcer, deal_out
+from .reading import FollowingLoader, Progress, RandomState, ReadingLoader, announcer, deal_out, is_placeholder
 from .results import StepResult, Totals
 from .tracing import Event
 from .wire import Sender, receive_object, talking_to
@@ -415,7 +415,7 @@ class GPipeStrategy(ParallelStrategy):
 
     def is_placeholder(self, batch: object) -> bool:
         """Whether ``batch`` stands for one that another rank reads, or for none."""
-        return isinstance(batch, Placeholder)
+        return is_placeholder(batch)
 
     def run_training_step(self, batch: Any) -> StepResult:
         """Runs the schedule on a batch; the gradients are set aside in the result."""
