@@ -168,9 +168,11 @@ def bubble_rows(run: Run) -> list[Row]:
     """The bubble of a traced run, beside its replay and both closed forms, and the actions of one step.
 
     Of processes the bubble is measured (median over the traced steps); stages that share one process leave none to
-    measure: theirs is only replayed from the costs of their actions.
+    measure: theirs is only replayed from the costs of their actions. Without a trace there are no rows.
     """
     steps = run.steps
+    if not steps:
+        return []
     costs = stage_costs(steps, run.plan.num_stages)
     timeline = replayed(run.schedule, costs)
     known = costs.as_dict()

@@ -134,12 +134,14 @@ def make_plan(
             overrides=task.agreement,
         )
         several = replace(one, num_stages=num_stages, processes=separate)
+        # The trace has the times of launches on CUDA; only where a single process waits for each are they those of work.
+        traced = 0 if separate and device != "cpu" else scale.traced_steps
         longer = replace(several, num_micro_batches=num_micro_batches, steps=scale.learning_steps, overrides=())
         reference, pipeline, local = (
             TrainingPart(task, plan, "compared")
             for plan in (
                 one,
-                replace(several, trace=scale.traced_steps),
+                replace(several, trace=traced),
                 replace(one, num_stages=2 * num_stages, trace=scale.traced_steps),
             )
         )

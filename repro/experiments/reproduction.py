@@ -9,8 +9,7 @@ from typing import Any
 
 from repro.errors import UserError
 
-from .agreement import PLAIN as PLAIN_TOLERANCE
-from .agreement import Tolerance
+from .agreement import OTHER_ORDER, Tolerance
 from .cells import CellStore
 from .collect import PLAIN, Check, Run, agreement_rows, bubble_rows, learning_rows
 from .plan import Group, Part, Plan, TrainingPart
@@ -65,9 +64,10 @@ class Reproduction:
             longer = self._finished(self._plan.learning[name])
             made = []
             if reference is not None and finished:
-                made.append(agreement_rows(reference, finished, Tolerance()))
+                tolerance = Tolerance() if reference.plan.device == "cpu" else OTHER_ORDER
+                made.append(agreement_rows(reference, finished, tolerance))
             if unsplit is not None and split is not None:
-                made.append(agreement_rows(unsplit, [split], PLAIN_TOLERANCE, PLAIN))
+                made.append(agreement_rows(unsplit, [split], OTHER_ORDER, PLAIN))
             made += [(bubble_rows(run), []) for run in finished]
             if longer is not None:
                 made.append(learning_rows(longer, scale.expectations.get(name, ())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 import time
 import warnings
@@ -104,6 +105,9 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
         fields a traced step).
     """
     quiet()
+    if plan.trace and plan.device != "cpu":
+        # Launches return at once, so the clock would see them and not the work; read when CUDA starts.
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     tell(0.0, "loading")
     recorder = Recorder(plan, tell)
     cli = ReproCLI(plan.options(), run=False)

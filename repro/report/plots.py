@@ -198,5 +198,5 @@ def _name(run: tuple[int | None, str]) -> str:
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    window = max(1, len(values) // _WINDOWS)
+    window = max(5, len(values) // _WINDOWS)
     return [sum(values[max(0, at + 1 - window) : at + 1]) / min(window, at + 1) for at in range(len(values))]

@@ -58,8 +58,8 @@ def _agreement(rows: Sequence[Row], others: Sequence[Row]) -> Section:
         f"The same seed and data for {steps} steps. First with the same micro-batches and different numbers of stages; "
         "BatchNorm normalises each micro-batch with its own statistics, and each has its own dropout masks, so the "
         "answer depends on M, but not on K. Then against plain Lightning on whole mini-batches, where M does not "
-        "matter (AmoebaNet with M = 1, the Transformer without dropout). Differences are relative, the largest over all "
-        "steps; 0 means equal to the last bit."
+        "matter (AmoebaNet with M = 1, the Transformer without dropout). Differences are relative, the largest over "
+        "all steps; 0 means equal to the last bit."
     )
     return Section("The pipeline gives the answer of plain training", text, _there(lines), figures)
 

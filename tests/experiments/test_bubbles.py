@@ -68,3 +68,7 @@ def test_the_bubble_of_processes_is_measured_that_of_local_stages_simulated() ->
     assert {row.provenance for row in rows} == {Provenance.SIMULATED}
     assert "trace" not in {row.params.get("form") for row in rows}
     assert len([row for row in rows if row.metric == "action"]) == 4 * 4 * 3
+
+
+def test_a_run_without_a_trace_has_no_bubble_to_show() -> None:
+    assert bubble_rows(make_run(num_stages=2, events=[])) == []

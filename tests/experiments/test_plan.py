@@ -56,6 +56,8 @@ def test_stages_have_processes_where_there_are_devices(device: str, stages: int,
     _, pipeline, local = plan.compared[TASKS[0].name]
     assert pipeline.plan.processes is processes
     assert (local.plan.num_stages, local.plan.processes) == (2 * stages, False)
+    assert local.plan.trace
+    assert bool(pipeline.plan.trace) is (device == "cpu" or not processes)
     assert plan.speed.workload.num_micro_batches == 4
     options = pipeline.plan.options()
     if device == "cpu":
