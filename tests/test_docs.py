@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,18 @@ import yaml
 import repro.cli
 from tests.datasets.builders import write_corpus, write_images
 from tests.docs.on_ranks import run_commands, run_scripts
-from tests.docs.pages import ALL_BLOCKS, PAGES, ROOT, Block, headings, inline_code, links, of_kind
+from tests.docs.pages import ALL_BLOCKS, PAGES, ROOT, Block, commands, headings, inline_code, links, of_kind
 from tests.docs.restrictions import CASES
 from tests.helpers.ranks import Pools
 
 KINDS = {"python", "bash", "text", "error", "bibtex"}
-COMMANDS = [
-    (block, line) for block in of_kind("bash") for line in block.text.splitlines() if line and not line.startswith("#")
+COMMANDS = [(block, line) for block in of_kind("bash") for line in commands(block)]
+ON_GPUS = [(block, line) for block, line in COMMANDS if block.heading == "Commands for more than one GPU"]
+ON_ONE_RANK = [
+    (block, line)
+    for block, line in COMMANDS
+    if re.match(r"(PYTHONPATH=\. )?repro (fit|verify) ", line) and (block, line) not in ON_GPUS
 ]
-ON_ONE_RANK = [(block, line) for block, line in COMMANDS if re.match(r"(PYTHONPATH=\. )?repro (fit|verify) ", line)]
 ON_RANKS = [(block, line) for block, line in COMMANDS if line.startswith("torchrun ")]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 RESTRICTIONS = ROOT / "docs" / "restrictions.md"
@@ -58,7 +60,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def smaller(words: list[str], folder: Path) -> list[str]:
-    """``repro fit`` or ``verify`` with the tiny sets and a model for them; steps enough to see training and validation."""
+    """``repro fit`` or ``verify`` with the tiny sets and a model for them; two steps and one validation."""
     if "--print_config" in words:
         return words
     options = {"data.init_args.root": str(folder / "packaged"), "data.init_args.batch_size": "8"}
@@ -124,7 +126,8 @@ def test_command_is_known(
     words = shlex.split(line)
     if words[0] == "make":
         # What it does takes minutes and downloads: here only that make would run it.
-        done = subprocess.run([*words, "-n", "-W", "pyproject.toml"], cwd=ROOT, capture_output=True, text=True)
+        dry = [*words, "-n", "-W", "pyproject.toml"]
+        done = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert all(word.partition("=")[2] in done.stdout for word in words if "=" in word)
     elif words[:2] == ["repro", "schedule"]:
@@ -133,7 +136,7 @@ def test_command_is_known(
     elif line == "wait":
         assert any(other.endswith("&") for _, other in COMMANDS if _ == block)
     else:
-        assert (block, line) in ON_ONE_RANK + ON_RANKS, f"{block}: how is this command tested? {line}"
+        assert (block, line) in ON_ONE_RANK + ON_RANKS + ON_GPUS, f"{block}: how is this command tested? {line}"
 
 
 def test_commands_on_one_rank(folder: Path, pools: Pools) -> None:
@@ -172,22 +175,32 @@ def test_commands_of_torchrun(folder: Path, pools: Pools) -> None:
             assert code == 0, output
 
 
-def test_machines_get_configs_that_add_up(folder: Path, pools: Pools) -> None:
-    """The commands for GPUs and SLURM cannot run here: their config must parse, and their processes be K x D."""
-    rows = [code for code in inline_code(ROOT / "README.md") if "repro fit" in code and "--config" in code]
-    assert len(rows) == 2
-    commands = [shlex.split(code[code.index("repro fit") :])[1:] for code in rows]
-    outcomes = pools(1).run(run_commands, str(folder), [[*words, "--print_config"] for words in commands], {})[0]
-    for code, (status, output) in zip(rows, outcomes, strict=True):
+def test_commands_on_gpus_get_configs_that_add_up(folder: Path, pools: Pools) -> None:
+    """They cannot run here: their config must parse, and their processes be K x D."""
+    words = [shlex.split(line[line.index("repro fit") :])[1:] for _, line in ON_GPUS]
+    outcomes = pools(1).run(run_commands, str(folder), [[*one, "--print_config"] for one in words], {})[0]
+    for (_, line), (status, output) in zip(ON_GPUS, outcomes, strict=True):
         assert status == 0, output
         trainer = yaml.safe_load(output)["trainer"]
         strategy = trainer["strategy"]["init_args"]
-        processes = int(trainer["devices"]) * trainer["num_nodes"]
-        assert processes == strategy["num_stages"] * strategy["data_parallel_size"]
-        if code.startswith("srun"):
-            launcher = shlex.split(code[: code.index("repro fit")])
-            assert launcher[launcher.index("--nodes") + 1] == str(trainer["num_nodes"])
-            assert int(launcher[launcher.index("--ntasks-per-node") + 1]) == int(trainer["devices"])
+        devices, nodes = int(trainer["devices"]), int(trainer["num_nodes"])
+        assert devices * nodes == strategy["num_stages"] * strategy["data_parallel_size"]
+        if line.startswith("srun"):
+            launcher = shlex.split(line[: line.index("repro fit")])
+            asked = {name: int(launcher[launcher.index(f"--{name}") + 1]) for name in ("nodes", "ntasks-per-node")}
+            assert asked == {"nodes": nodes, "ntasks-per-node": devices}
+    assert sum(line.startswith("srun") for _, line in ON_GPUS) == 1
+
+
+def test_minutes_are_measured_or_called_estimates() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## On my machine")[2].partition("\nNot run")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+    assert len(rows) == 7
+    for _, command, minutes, *_ in rows[2:]:
+        measured = re.fullmatch(r"\[[\d.]+\]\((results/reference/[^)]+)\)", minutes)
+        assert measured or re.fullmatch(r"not measured|\d+ \(estimate\)", minutes), f"{command}: {minutes}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -199,6 +212,8 @@ def test_inline_commands_exist(page: Path) -> None:
             assert all(f"{word.partition('=')[0]} ?=" in MAKEFILE for word in words[2:]), code
         if words[0] == "repro" and len(words) > 1 and not words[1].startswith("-"):
             assert words[1] in repro.cli.COMMANDS, code
+        if len(words) > 2 and words[0] in ("repro", "torchrun", "srun", "python"):
+            assert words[-1] == "...", f"{page.name}: put {code} into a block, where it is tested"
         if re.fullmatch(r"repro/[\w/]+(\.py)?/?", code):
             assert (ROOT / code).exists(), f"{page.name}: {code}"
 

@@ -62,6 +62,12 @@ def blocks(page: Path) -> list[Block]:
 ALL_BLOCKS = tuple(block for page in PAGES for block in blocks(page))
 
 
+def commands(block: Block) -> list[str]:
+    """The commands of a block of shell, those over several lines as one."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line and not line.startswith("#")]
+
+
 def of_kind(kind: str) -> list[Block]:
     """The blocks of one kind on all pages."""
     return [block for block in ALL_BLOCKS if block.kind == kind]

@@ -227,25 +227,6 @@ def predict(pools: Pools) -> None:
     assert pools(2).run(_predict) == [[False, False], [True, True]]
 
 
-class OneOfTwo(Regression):
-    def split_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return batch["one"][0], batch["one"][1]
-
-
-def _two_loaders(rank: int, world_size: int) -> None:
-    fit(OneOfTwo(), {"one": loader(), "two": loader()}, devices=2)
-
-
-def _two_validation_loaders(rank: int, world_size: int) -> int:
-    return len(trainer(devices=2).validate(Regression(), [loader(), loader()], verbose=False))
-
-
-def two_loaders(pools: Pools) -> None:
-    assert pools(2).run(_two_validation_loaders) == [2, 2]
-    fit(OneOfTwo(), {"one": loader(), "two": loader()})
-    pools(2).run(_two_loaders)
-
-
 def _stream(rank: int, world_size: int) -> None:
     fit(Regression(), DataLoader(Stream(), batch_size=4), num_stages=1, devices=2, data_parallel_size=2)
 
@@ -331,10 +312,9 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "What a rank sees in hooks and callbacks": (Case(with_pools=hooks),),
     "Optimizers that combine all parameters": (Case(on_two=_lbfgs),),
     "Callbacks that copy the whole model": (Case(with_pools=ema),),
-    "16-mixed where a process has no parameters": (Case(on_two=_without_parameters),),
+    "16-mixed where a process has no parameters that learn": (Case(on_two=_without_parameters),),
     "The module after a run in processes": (Case(on_two=_call_afterwards),),
     "Predictions": (Case(with_pools=predict),),
-    "Several training loaders at once": (Case(with_pools=two_loaders),),
     "Replicas and iterable data sets": (Case(on_two=_stream),),
     "Elements without rows, or with different rows": (
         Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.tensor(1.0))))),
