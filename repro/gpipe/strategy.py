@@ -59,6 +59,7 @@ from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import PipelineModule
 from .reading import FollowingLoader, Progress, RandomState, ReadingLoader, announcer, deal_out, is_placeholder
 from .results import StepResult, Totals
+from .schedulers import due_steps, make_up_for
 from .tracing import Event
 from .wire import Sender, receive_object, talking_to
 
@@ -508,6 +509,7 @@ class GPipeStrategy(ParallelStrategy):
             # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
             "loaders": loops.pop("combined_loader", []),
             "gradients": gather_gradients(self._module, self._mesh) if self._window_is_open else {},
+            "due_steps": due_steps(self._module.trainer),
         }
         checkpoint[_CHECKPOINT_KEY] = state
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -533,6 +535,7 @@ class GPipeStrategy(ParallelStrategy):
     @override
     def on_train_start(self) -> None:
         gradients = self._resume.get("gradients", {})
+        make_up_for(self._resume.get("due_steps", {}), self._module.trainer)
         self._resume = {}
         if self._mesh is not None and self._mesh.replica != 0:
             return  # they are the sum over the replicas
@@ -610,7 +613,7 @@ class GPipeStrategy(ParallelStrategy):
     @property
     def _window_is_open(self) -> bool:
         trainer = self._module.trainer
-        return trainer.state.fn == TrainerFn.FITTING and trainer.training and trainer.fit_loop._should_accumulate()
+        return trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
 
     @contextmanager
     def _connected(self) -> Generator[PipelineMesh | None, None, None]:

@@ -156,10 +156,13 @@ def loader(data: Dataset[Any], batch_size: int, *, pipeline: Pipeline, workers: 
 
 
 def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
-    """One fit from seed 5; says what was logged, and where things are. Every rank calls it."""
+    """One fit; says what was logged, and where things are. Every rank calls it.
+
+    A run that resumes has another seed, which must not matter.
+    """
     folder = Path(directory)
     with untouched():
-        torch.manual_seed(5)
+        torch.manual_seed(5 if run.resume is None else 6)
         recorder = Recorder(folder, run.save_at)
         callbacks: list[pl.Callback] = [recorder]
         best = None

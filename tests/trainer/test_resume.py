@@ -121,12 +121,21 @@ def end_of_first_epoch(outcome: Outcome, moment: str) -> str:
     return str(outcome.directory / ("5.ckpt" if moment == "last batch" else "kept/epoch=0-step=3.ckpt"))
 
 
-@pytest.mark.parametrize("moment", ["last batch", "validation", "epoch"])
-def test_resuming_at_the_end_of_an_epoch(moment: str, pools: Pools, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("moment", "scheduler"),
+    [
+        ("last batch", "epoch"),
+        ("validation", "epoch"),
+        ("validation", "plateau"),
+        ("epoch", "epoch"),
+        ("epoch", "plateau"),
+    ],
+)
+def test_resuming_at_the_end_of_an_epoch(moment: str, scheduler: str, pools: Pools, tmp_path: Path) -> None:
     """After the last batch Lightning goes on without the validation, in which loaders draw: so not shuffled there."""
     run = WHOLE.but(
         shuffle=moment != "last batch",
-        module={"layers": "dropout" if moment != "last batch" else "plain", "scheduler": "epoch"},
+        module={"layers": "dropout" if moment != "last batch" else "plain", "scheduler": scheduler},
         save_at=(5,),
         checkpoint={"save_top_k": -1, "save_on_train_epoch_end": moment == "epoch"},
     )
@@ -143,6 +152,26 @@ def test_resuming_at_the_end_of_an_epoch(moment: str, pools: Pools, tmp_path: Pa
             assert_same(resumed.final[key], whole.final[key], f"{where}, {key}")
         if run.shuffle:
             assert_same(resumed.final["gpipe"], whole.final["gpipe"], where)
+
+
+def test_resuming_after_a_validation_inside_a_window(pools: Pools, tmp_path: Path) -> None:
+    """Validation after batches 3 and 8, each the first of a window, whose gradients the checkpoint must hold."""
+    run = WHOLE.but(
+        module={"layers": "dropout", "scheduler": "step"},
+        checkpoint={"save_top_k": -1, "save_on_train_epoch_end": False},
+        trainer={**WHOLE.trainer, "val_check_interval": 3},
+    )
+    folders = [tmp_path / name for name in ("whole", "second")]
+    for folder in folders:
+        folder.mkdir()
+    whole, stopped = fit_all(pools, [(ONE, run), (K3, run)], folders[0])
+    again = run.but(resume=str(stopped.directory / "kept/epoch=0-step=1.ckpt"))
+    assert load(again.resume or "")["gpipe"]["gradients"]
+    for pipeline, resumed in zip((K2, ONE), fit_all(pools, [(K2, again), (ONE, again)], folders[1]), strict=True):
+        for said in resumed.ranks:
+            assert_same(said["steps"], whole.ranks[0]["steps"][3:], f"{pipeline}, losses")
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "gpipe"):
+            assert_same(resumed.final[key], whole.final[key], f"{pipeline}, {key}")
 
 
 def test_checkpoints_of_pipelines_open_in_plain_lightning(pools: Pools, tmp_path: Path) -> None:
