@@ -22,12 +22,14 @@ from tests.helpers.ranks import Pools
 KINDS = {"python", "bash", "text", "error", "bibtex"}
 COMMANDS = [(block, line) for block in of_kind("bash") for line in commands(block)]
 ON_GPUS = [(block, line) for block, line in COMMANDS if block.heading == "Commands for more than one GPU"]
-ON_ONE_RANK = [
+REPRO = [
     (block, line)
     for block, line in COMMANDS
     if re.match(r"(PYTHONPATH=\. )?repro (fit|verify) ", line) and (block, line) not in ON_GPUS
 ]
-ON_RANKS = [(block, line) for block, line in COMMANDS if line.startswith("torchrun ")]
+ON_TWO_RANKS = [(block, line) for block, line in REPRO if "--trainer.devices 2" in line]
+ON_ONE_RANK = [one for one in REPRO if one not in ON_TWO_RANKS]
+TORCHRUN = [(block, line) for block, line in COMMANDS if line.startswith("torchrun ")]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 RESTRICTIONS = ROOT / "docs" / "restrictions.md"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -136,7 +138,7 @@ def test_command_is_known(
     elif line == "wait":
         assert any(other.endswith("&") for _, other in COMMANDS if _ == block)
     else:
-        assert (block, line) in ON_ONE_RANK + ON_RANKS + ON_GPUS, f"{block}: how is this command tested? {line}"
+        assert (block, line) in REPRO + TORCHRUN + ON_GPUS, f"{block}: how is this command tested? {line}"
 
 
 def test_commands_on_one_rank(folder: Path, pools: Pools) -> None:
@@ -158,14 +160,16 @@ def launched(line: str) -> tuple[list[str], int, int, int]:
     return words, nodes, processes, options.node_rank
 
 
-def test_commands_of_torchrun(folder: Path, pools: Pools) -> None:
+def test_commands_on_several_ranks(folder: Path, pools: Pools) -> None:
     """The ranks are those of a pool, which see what torchrun would tell them."""
-    on_one_node = [line for _, line in ON_RANKS if launched(line)[1] == 1]
-    on_two_nodes = [line for _, line in ON_RANKS if launched(line)[1] == 2]
-    assert len(on_one_node) + len(on_two_nodes) == len(ON_RANKS)
+    on_one_node = [line for _, line in TORCHRUN if launched(line)[1] == 1]
+    on_two_nodes = [line for _, line in TORCHRUN if launched(line)[1] == 2]
+    assert len(on_one_node) + len(on_two_nodes) == len(TORCHRUN)
     assert [launched(line)[3] for line in on_two_nodes] == [0, 1]
     assert len({str(launched(line)[0]) for line in on_two_nodes}) == 1
+    jobs: list[tuple[tuple[list[str], int, int, int], dict[str, list[str]]]]
     jobs = [(launched(line), {}) for line in on_one_node]
+    jobs += [((shlex.split(line)[1:], 1, 2, 0), {}) for _, line in ON_TWO_RANKS]
     jobs.append((launched(on_two_nodes[0]), {"LOCAL_RANK": ["0", "0"], "GROUP_RANK": ["0", "1"]}))
     for (words, nodes, processes, _), environment in jobs:
         outcomes = pools(nodes * processes).run(

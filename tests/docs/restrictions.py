@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.trainer.connectors import accelerator_connector
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -129,6 +131,24 @@ def tied() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
     fit(Regression(first, second, nn.Linear(4, 1)))
+
+
+def compiled() -> None:
+    states = []
+    for wrap in (lambda layer: layer, lambda layer: torch.compile(layer, backend="aot_eager")):
+        torch.manual_seed(1)
+        layers = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1)
+        module = Regression(*map(wrap, layers))
+        torch.manual_seed(2)
+        fit(module)
+        states.append({name.replace("_orig_mod.", ""): value for name, value in module.state_dict().items()})
+    torch.testing.assert_close(*states, rtol=0, atol=1e-6)
+
+
+def notebook() -> None:
+    with mock.patch.object(accelerator_connector, "_IS_INTERACTIVE", True):
+        trainer(devices=1)
+        trainer(devices=2)
 
 
 def manual() -> None:
@@ -307,6 +327,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     ),
     "Random numbers from elsewhere": (Case(draws_again),),
     "Layers that count or change themselves": (Case(counts_twice),),
+    "Compiled layers": (Case(compiled),),
     "Manual optimization": (Case(manual),),
     "Logging from the loss": (Case(lambda: fit(LoggingFromLoss())),),
     "What a rank sees in hooks and callbacks": (Case(with_pools=hooks),),
@@ -326,5 +347,6 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(), num_stages=4, devices=2)),
         Case(lambda: fit(Regression(), num_stages=5)),
     ),
+    "Notebooks": (Case(notebook),),
     "Schedules that split the backward": (Case(split_backward),),
 }
