@@ -45,6 +45,14 @@ class CellStore:
         self.folder = folder
         self._context = dict(context)
 
+    def prepare(self) -> None:
+        """Makes the folder.
+
+        Raises:
+            UserError: nothing can be written there.
+        """
+        write_json(self.folder / _CELLS / ".writable", {}).unlink()
+
     def key(self, cell: Cell) -> str:
         """A digest of all that the cell's results depend on."""
         data = {"name": cell.name, "parameters": dict(cell.parameters), "context": self._context}

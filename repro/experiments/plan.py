@@ -134,7 +134,7 @@ def make_plan(
             overrides=task.agreement,
         )
         several = replace(one, num_stages=num_stages, processes=separate)
-        # The trace has the times of launches on CUDA; only where a single process waits for each are they those of work.
+        # On CUDA a trace has the times of launches; only one process that waits for each has those of the work.
         traced = 0 if separate and device != "cpu" else scale.traced_steps
         longer = replace(several, num_micro_batches=num_micro_batches, steps=scale.learning_steps, overrides=())
         reference, pipeline, local = (

@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
         "torch": run["versions"]["torch"],
         "device": [device, run["device_name"]],
     }
+    store = CellStore(folder, context)
+    store.prepare()
     plan = make_plan(scale, device, options.num_stages, options.num_micro_batches)
     weights = {part.title: group.seconds / len(group.parts) for group in plan.groups for part in group.parts}
     with Display(weights) as display:
@@ -58,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             f"repro reproduce --scale {options.scale}: about {scale.minutes:.0f} minutes on two cores; "
             f"results go to {folder}"
         )
-        reproduction = Reproduction(plan, CellStore(folder, context), display)
+        reproduction = Reproduction(plan, store, display)
         reproduction.run()
         rows, checks = reproduction.collect(scale)
         kept = reproduction.store.finish(rows, run | reproduction.summary(checks))

@@ -18,7 +18,7 @@ from .ranks import Job, JobError, run_jobs
 from .rows import Row
 from .scales import Scale
 from .speed import speed_rows
-from .training import missing_data
+from .training import examine
 
 
 class Reproduction:
@@ -43,9 +43,9 @@ class Reproduction:
         """Runs what has not been finished before.
 
         Raises:
-            UserError: no task has its data.
+            UserError: no task has its data, or a model has fewer layers than the plan has stages.
         """
-        self._look_for_data()
+        self._examine()
         for group in self._plan.groups:
             if group.task is not None and group.task.name in self.missing:
                 for part in group.parts:
@@ -91,19 +91,22 @@ class Reproduction:
         """Whether every part that could run did, and every check passed."""
         return not self.failures and all(check.passed for check in checks)
 
-    def _look_for_data(self) -> None:
-        jobs, tasks = [], {}
-        for parts in self._plan.compared.values():
-            task = parts[0].task
-            job = Job(
-                f"look for {task.data}", missing_data, (parts[0].plan.configs,), self._logs / f"data-{task.name}.log"
-            )
-            jobs.append(job)
-            tasks[task.name] = task
-        for (name, task), [answer] in zip(tasks.items(), run_jobs(jobs), strict=True):
-            if answer is not None:
-                self.missing[name] = answer
-                self._display.say(f"{task.model} is left out: {answer}")
+    def _examine(self) -> None:
+        tasks = {name: parts[0].task for name, parts in self._plan.compared.items()}
+        jobs = [
+            Job(f"look at {name}", examine, (parts[0].plan.configs,), self._logs / f"data-{name}.log")
+            for name, parts in self._plan.compared.items()
+        ]
+        for (name, task), [(missing, layers)] in zip(tasks.items(), run_jobs(jobs), strict=True):
+            stages = max(part.plan.num_stages for part in self._plan.compared[name])
+            if stages > layers:
+                raise UserError(
+                    f"{task.model} has {layers} layers at this scale, too few for {stages} stages (twice -K, in one "
+                    f"process); give -K {layers // 2} or less"
+                )
+            if missing is not None:
+                self.missing[name] = missing
+                self._display.say(f"{task.model} is left out: {missing}")
         if len(self.missing) == len(tasks):
             raise UserError("there is no data to train on: " + " ".join(self.missing.values()))
 

@@ -134,15 +134,15 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def missing_data(rank: int, tell: Tell, configs: tuple[str, ...]) -> str | None:
-    """What is missing of the data that these config files name, None where all is there."""
+def examine(rank: int, tell: Tell, configs: tuple[str, ...]) -> tuple[str | None, int]:
+    """What is missing of the data that these config files name (None: nothing), and how many layers the model has."""
     quiet()
-    data = ReproCLI([f"--config={path}" for path in configs], run=False).datamodule
+    cli = ReproCLI([f"--config={path}" for path in configs], run=False)
     try:
-        data.check()
+        cli.datamodule.check()
     except UserError as error:
-        return str(error)
-    return None
+        return str(error), len(cli.model.layers())
+    return None, len(cli.model.layers())
 
 
 def quiet() -> None:

@@ -21,7 +21,7 @@ from repro.experiments.ranks import Job, JobError
 from repro.experiments.rows import read_rows
 from repro.experiments.scales import SCALES, TASKS
 from repro.experiments.speed import time_ways
-from repro.experiments.training import TrainingPlan, missing_data, train
+from repro.experiments.training import TrainingPlan, examine, train
 from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
 from tests.experiments.results import make_run
 
@@ -42,9 +42,9 @@ class Machine:
         return [[self.answer(job)] * job.world_size for job in jobs]
 
     def answer(self, job: Job) -> Any:
-        if job.function is missing_data:
+        if job.function is examine:
             task = job.log.stem.removeprefix("data-")
-            return f"the set of {task} is not there" if task in self.missing else None
+            return f"the set of {task} is not there" if task in self.missing else None, 5
         self.asked.append(job.log.stem)
         if job.function is time_ways:
             return {ENGINE: [0.6], BARE_LOOP: [0.6], TORCH: [0.7], ONE_PROCESS: [1.0]}
@@ -183,6 +183,18 @@ def test_mistakes_are_told_before_anything_runs(argv: list[str], part: str, mach
         run(tmp_path / "new", *argv)
     assert machine.asked == []
     assert not (tmp_path / "new").exists()
+
+
+def test_more_stages_than_layers_is_told_before_anything_runs(machine: Machine, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has 5 layers at this scale, too few for 6 stages.*give -K 2 or less"):
+        run(tmp_path, "-K", "3")
+    assert machine.asked == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--results"):
+        run(tmp_path / "file" / "results")
 
 
 @pytest.mark.parametrize("argv", [["--scale", "huge"], ["--device", "cpu"], ["-M", "two"]])
