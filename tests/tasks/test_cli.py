@@ -3,10 +3,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import yaml
 import repro.cli
 from repro.tasks.cli import one_line
 from repro.tasks.image_classification import ImageClassification
+from tests.helpers.ranks import Pools
 
 IMAGES = "configs/amoebanet"
 SENTENCES = "configs/transformer"
@@ -237,20 +234,27 @@ def test_one_line_leaves_what_matters() -> None:
     assert one_line("plain") == "plain"
 
 
-def test_two_processes_train_by_the_command(packaged: Path, tmp_path: Path) -> None:
-    """The launcher runs the same command line again for the second stage."""
-    argv = [sys.executable, "-m", "repro", "fit", *quietly(*smoke("amoebanet", packaged)), "--trainer.devices=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-    ) as process:
-        try:
-            out, _ = process.communicate(timeout=180)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                time.sleep(0.1)
-    assert process.returncode == 0, out
-    assert "K = 2 stages in 2 processes" in out
-    assert len(list(tmp_path.rglob("*.ckpt"))) == 1
-    assert len(list(tmp_path.rglob("config.yaml"))) == 1
+def command_on_this_rank(rank: int, world_size: int, argv: list[str], folder: str) -> int:
+    os.chdir(folder)
+    return repro.cli.main(argv)
+
+
+def test_the_command_on_two_ranks(packaged: Path, tmp_path: Path, pools: Pools) -> None:
+    """As under torchrun: both ranks run the same command line, one stage each; the first writes the results."""
+    for model in ("amoebanet", "transformer"):
+        config = [*quietly(*smoke(model, packaged)), "--trainer.devices=2"]
+        folder = tmp_path / model
+        folder.mkdir()
+        assert pools(2).run(command_on_this_rank, ["fit", *config], str(folder)) == [0, 0]
+        (checkpoint,) = folder.rglob("*.ckpt")
+        assert len(list(folder.rglob("config.yaml"))) == 1
+        # BLEU needs the layers of both stages on one rank.
+        tested = ["test", *config, f"--ckpt_path={checkpoint}"]
+        assert pools(2).run(command_on_this_rank, tested, str(folder)) == [0, 0]
+        assert len(list(folder.rglob("translations.tsv"))) == (model == "transformer")
+
+
+def test_a_mistake_on_two_ranks_ends_both(packaged: Path, tmp_path: Path, pools: Pools) -> None:
+    config = [*quietly(*smoke("amoebanet", packaged)), "--trainer.devices=2"]
+    for mistake in ("--trainer.strategy.num_stages=3", "--model.init_args.num_lairs=3"):
+        assert pools(2).run(command_on_this_rank, ["fit", *config, mistake], str(tmp_path)) == [2, 2]
