@@ -86,6 +86,8 @@ def show(row: Row | None) -> str:
         return "0" if value == 0 else f"{value:.1e}"
     if row.metric in ("bubble", "accuracy", "top5"):
         return f"{100 * value:.1f}%" + ("" if spread is None else f" ± {100 * spread:.1f}")
+    if row.unit == "s" and value >= 60:
+        return f"{value / 60:.1f} min"
     if row.unit == "s" and value < 1:
         return f"{1000 * value:.1f}" + ("" if spread is None else f" ± {1000 * spread:.1f}") + " ms"
     if row.unit == "s":
