@@ -153,6 +153,9 @@ TRAINERS: Mapping[str, dict[str, Any]] = {
     "validation within an epoch": {"val_check_interval": 2, "num_sanity_val_steps": -1},
     "many validations": {"val_check_interval": 1, "max_epochs": 4},
     "every other epoch": {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 1},
+    "same batches again": {"overfit_batches": 2},
+    "one batch": {"fast_dev_run": True},
+    "without inference mode": {"inference_mode": False, "detect_anomaly": True},
     "by steps": {"max_steps": 7, "max_epochs": -1, "accumulate_grad_batches": 2},
 }
 

@@ -53,6 +53,16 @@ class Unfreezing(Regression):
         return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
 
 
+class OneCycle(Regression):
+    """A schedule that must know beforehand how many steps there will be."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        steps = int(self.trainer.estimated_stepping_batches)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
 RUNS = {
     "frozen first stage": Run(module={"layers": "frozen_first"}, trainer=CLIPPED),
     "frozen first stage, by value": Run(module={"layers": "frozen_first"}, trainer=BY_VALUE),
@@ -64,6 +74,7 @@ RUNS = {
     "unused": Run(kind=Whole, module={"layers": "unused"}, trainer=CLIPPED),
     "momentum": Run(module={"optimizer": "momentum", "scheduler": "step"}, trainer={"max_epochs": 2}),
     "plain gradient descent": Run(module={"optimizer": "sgd"}, trainer={"max_epochs": 2}),
+    "one cycle": Run(kind=OneCycle, trainer={"accumulate_grad_batches": 2, "max_epochs": 2}),
     "own training step": Run(kind=Scaled, trainer={"accumulate_grad_batches": 2, "max_epochs": 2}),
 }
 
