@@ -269,6 +269,13 @@ def test_every_restriction_has_a_case() -> None:
     assert all(block.page == RESTRICTIONS.name for block in of_kind("error"))
 
 
+def test_messages_that_the_page_on_models_explains_exist() -> None:
+    table = (ROOT / "docs" / "adding_a_model.md").read_text(encoding="utf-8").partition("## Errors that point here")[2]
+    messages = re.findall(r"(?m)^\| `(.+?)` \|", table)
+    assert len(messages) == 5
+    assert all(any(message in block.text for block in of_kind("error")) for message in messages)
+
+
 @pytest.mark.parametrize("heading", CASES)
 def test_restriction(heading: str, pools: Pools) -> None:
     told = [block.text.strip() for block in of_kind("error") if block.heading == heading]

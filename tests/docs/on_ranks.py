@@ -62,13 +62,13 @@ def run_commands(
 
 @contextlib.contextmanager
 def _in(folder: Path, variables: Mapping[str, str | None]) -> Iterator[None]:
-    """In ``folder``, which is also searched for modules, with some variables of the environment changed."""
+    """In ``folder``, which is also searched for modules, with some variables of the environment changed, on CPUs."""
     cwd, environment, path, modules = Path.cwd(), dict(os.environ), list(sys.path), set(sys.modules)
     level = logging.getLogger("lightning.pytorch").level
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    for name, value in variables.items():
+    for name, value in {"CUDA_VISIBLE_DEVICES": "", **variables}.items():
         if value is None:
             os.environ.pop(name, None)
         else:
