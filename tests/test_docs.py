@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -203,8 +204,14 @@ def test_minutes_are_measured_or_called_estimates() -> None:
     ]
     assert len(rows) == 7
     for _, command, minutes, *_ in rows[2:]:
-        measured = re.fullmatch(r"\[[\d.]+\]\((results/reference/[^)]+)\)", minutes)
-        assert measured or re.fullmatch(r"not measured|\d+ \(estimate\)", minutes), f"{command}: {minutes}"
+        measured = re.fullmatch(r"\[(\d+)\]\((results/reference/[^)]+)\)", minutes)
+        if measured:
+            run = json.loads((ROOT / measured[2]).read_text(encoding="utf-8"))
+            assert (f"`make {run['target']}`" == command or run["scale"] in command) and round(run["minutes"]) == int(
+                measured[1]
+            )
+        else:
+            assert re.fullmatch(r"not measured|\d+ \(estimate\)", minutes), f"{command}: {minutes}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
