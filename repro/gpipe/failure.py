@@ -1,7 +1,7 @@
 """Failures: the first one reaches every rank within seconds, by name of rank, stage, micro-batch and action.
 
 The failing rank writes its failure to the store (the first one wins) and breaks its connections. On every rank a
-watchdog thread looks at the store each second; when it finds a failure, or finds the store gone, it breaks the
+watchdog thread looks at the store twice a second; when it finds a failure, or finds the store gone, it breaks the
 connections of its own rank, so that whatever the main thread waits for ends with an error, which is then told as the
 stored failure. A process whose main thread does not come back is ended.
 """
@@ -27,7 +27,15 @@ class StageError(RuntimeError):
 
 
 class PipelineError(RuntimeError):
-    """Another rank has failed, or is gone; the message is that rank's."""
+    """Another rank has failed, or is gone; the message is that rank's.
+
+    Attributes:
+        rank_0_is_gone: the rank that usually speaks for all cannot.
+    """
+
+    def __init__(self, message: str, *, rank_0_is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.rank_0_is_gone = rank_0_is_gone
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Watchdog:
         world_size: int,
         break_connections: Callable[[], None],
         *,
-        period: float = 1.0,
+        period: float = 0.5,
         grace: float = 5.0,
     ) -> None:
         self._store = store.clone()
@@ -80,6 +88,7 @@ class Watchdog:
         self._stopped = threading.Event()
         self._main_is_out = threading.Event()
         self.failure: Failure | None = None
+        self.store_is_lost = False
         self._thread = threading.Thread(target=self._watch, name="gpipe-watchdog", daemon=True)
         self._thread.start()
 
@@ -99,7 +108,7 @@ class Watchdog:
         self._break_connections()
         self._keep_store()
 
-    def explain(self, patience: float = 1.5) -> Failure | None:
+    def explain(self, patience: float = 1.0) -> Failure | None:
         """The failure that a broken connection is due to, if another rank tells one within ``patience`` seconds."""
         deadline = time.monotonic() + patience
         while self.failure is None and time.monotonic() < deadline:
@@ -125,19 +134,16 @@ class Watchdog:
                     return None
                 self._count_as_reader()
                 return Failure.loads(self._store.get(_KEY).decode())
-            except Exception as error:
-                return Failure(
-                    0,
-                    f"rank {self._rank}: the store of rank 0 cannot be reached; rank 0 has ended "
-                    f"({_first_line(error)})",
-                )
+            except Exception:  # whatever it is called, the store does not answer
+                self.store_is_lost = True
+                return Failure(0, "rank 0, which holds the store, has ended or does not answer")
 
     def _count_as_reader(self) -> None:
         if not self._counted:
             self._counted = True
             self._store.add(_READERS, 1)
 
-    def _keep_store(self, patience: float = 2.0) -> None:
+    def _keep_store(self, patience: float = 1.5) -> None:
         """Rank 0 takes the store with it when it ends: it waits until every rank has read the failure."""
         deadline = time.monotonic() + patience
         while self._rank == 0 and time.monotonic() < deadline:

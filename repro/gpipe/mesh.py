@@ -98,7 +98,10 @@ class PipelineMesh:
             failure = self.watchdog.explain()
             if failure is None:
                 self.watchdog.report(str(error))
-            raise PipelineError(failure.message if failure else str(error)) from error
+                raise PipelineError(str(error)) from error
+            if self.watchdog.store_is_lost:
+                raise PipelineError(f"{error.where}: {failure.message}", rank_0_is_gone=True) from error
+            raise PipelineError(failure.message) from error
 
     def break_connections(self) -> None:
         """Ends every pending wait of this process with an error.

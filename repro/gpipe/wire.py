@@ -32,6 +32,7 @@ class ConnectionLost(RuntimeError):
         other = "another rank" if peer is None else f"rank {peer}"
         super().__init__(f"{where}: lost the connection to {other}, whose process has ended or does not answer")
         self.peer = peer
+        self.where = where
 
 
 @contextmanager

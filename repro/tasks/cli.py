@@ -131,7 +131,8 @@ def main(argv: Sequence[str]) -> int:
             return _tell(error, 2) if _rank() == 0 else 2
         except (StageError, PipelineError) as error:
             # All ranks have the same story. The first one tells it, unless it is the one that is gone.
-            return _tell(error, 1) if _rank() == 0 or "rank 0 has ended" in str(error) else 1
+            speaks = _rank() == 0 or getattr(error, "rank_0_is_gone", False)
+            return _tell(error, 1) if speaks else 1
     return 0
 
 
