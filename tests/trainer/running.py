@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.utils.data import DataLoader, Dataset
@@ -140,6 +141,12 @@ def untouched() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
+def own_seed(seed: int) -> None:
+    """Seeds with ``seed`` on rank 0 and with another one on each other rank, as where nobody seeds everything."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(seed + 100 * rank)
+
+
 def trainer(pipeline: Pipeline, **arguments: Any) -> pl.Trainer:
     """A quiet Trainer on the CPU for ``pipeline``."""
     return pl.Trainer(
@@ -158,11 +165,11 @@ def loader(data: Dataset[Any], batch_size: int, *, pipeline: Pipeline, workers: 
 def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
     """One fit; says what was logged, and where things are. Every rank calls it.
 
-    A run that resumes has another seed, which must not matter.
+    A run that resumes has another seed, and each rank its own: only that of rank 0 of the first run may matter.
     """
     folder = Path(directory)
     with untouched():
-        torch.manual_seed(5 if run.resume is None else 6)
+        own_seed(5 if run.resume is None else 6)
         recorder = Recorder(folder, run.save_at)
         callbacks: list[pl.Callback] = [recorder]
         best = None

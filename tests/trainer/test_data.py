@@ -25,6 +25,7 @@ from tests.trainer.running import (
     assert_same,
     fit_all,
     loader,
+    own_seed,
     trainer,
     untouched,
 )
@@ -110,7 +111,7 @@ def read(rank: int, world_size: int, pipeline: Pipeline, folder: str) -> dict[st
         if pipeline.data_parallel_size > 1 and make is Stream:
             continue
         with untouched():
-            torch.manual_seed(11)
+            own_seed(11)
             recorder = Recorder(Path(folder), ())
             runner = trainer(
                 pipeline, callbacks=[recorder], max_epochs=2, precision="64-true", enable_checkpointing=False
@@ -186,7 +187,7 @@ def fit_again(rank: int, world_size: int, pipeline: Pipeline, shuffle: bool, fol
 
     losses = []
     with untouched():
-        torch.manual_seed(3)
+        own_seed(3)
         count()
         for _ in range(3):
             recorder = Recorder(Path(folder), ())

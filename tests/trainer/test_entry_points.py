@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression
-from tests.trainer.running import ONE, PLAIN, Pipeline, Recorder, assert_same, loader, trainer, untouched
+from tests.trainer.running import ONE, PLAIN, Pipeline, Recorder, assert_same, loader, own_seed, trainer, untouched
 
 PIPELINES = (ONE, Pipeline(2), Pipeline(3), Pipeline(2, data_parallel_size=2))
 
@@ -49,7 +49,7 @@ def one_after_the_other(rank: int, world_size: int, pipeline: Pipeline, folder: 
     """Fit, then validate, test and predict with the weights at the end and with the best ones."""
     seen: dict[str, Any] = {}
     with untouched():
-        torch.manual_seed(4)
+        own_seed(4)
         best = ModelCheckpoint(Path(folder), monitor="val_loss", mode="max")
         runner = trainer(pipeline, callbacks=[best], max_epochs=2, precision="64-true", num_sanity_val_steps=0)
         module, data = Regression(), loader(Points(11), 4, pipeline=pipeline)
@@ -88,7 +88,7 @@ def several_loaders(rank: int, world_size: int, pipeline: Pipeline, folder: str)
     }
     for name, (module, data, arguments) in jobs.items():
         with untouched():
-            torch.manual_seed(4)
+            own_seed(4)
             recorder = Recorder(Path(folder), ())
             runner = trainer(
                 pipeline,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression
-from tests.trainer.running import ONE, PLAIN, Pipeline, assert_same, loader, trainer, untouched
+from tests.trainer.running import ONE, PLAIN, Pipeline, assert_same, loader, own_seed, trainer, untouched
 
 PIPELINES = (
     ONE,
@@ -61,7 +61,7 @@ def evaluate(rank: int, world_size: int, pipeline: Pipeline) -> dict[str, Any]:
     with untouched():
         for name in ("validate", "test", "predict"):
             for layers in ("plain", "drawing"):
-                torch.manual_seed(2)
+                own_seed(2)
                 kept = Outputs()
                 runner = trainer(pipeline, callbacks=[kept], precision="64-true", enable_checkpointing=False)
                 data = loader(Points(11), 4, pipeline=pipeline)

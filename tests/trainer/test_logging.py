@@ -18,7 +18,7 @@ from torch.nn import functional
 from repro.gpipe import PipelineModule
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression
-from tests.trainer.running import ONE, PLAIN, Pipeline, assert_same, loader, trainer, untouched
+from tests.trainer.running import ONE, PLAIN, Pipeline, assert_same, loader, own_seed, trainer, untouched
 
 PIPELINES = (ONE, Pipeline(2), Pipeline(2, data_parallel_size=2))
 
@@ -49,7 +49,7 @@ class Logging(Regression):
 def log(rank: int, world_size: int, pipeline: Pipeline, folder: str) -> dict[str, Any]:
     """Three epochs with a logger, a bar, a summary and a changing accumulation."""
     with untouched():
-        torch.manual_seed(9)
+        own_seed(9)
         bar, logger = Bar(), CSVLogger(folder, name=None, version="log")
         callbacks = [bar, LearningRateMonitor(), GradientAccumulationScheduler({0: 1, 1: 2})]
         runner = trainer(
@@ -96,9 +96,10 @@ def test_what_is_logged_and_shown(pipeline: Pipeline, pools: Pools, tmp_path: Pa
 def sequential(rank: int, world_size: int, pipeline: Pipeline, folder: str) -> dict[str, Any]:
     """An ordinary ``nn.Sequential`` with the mean as its loss, saved at the end."""
     with untouched():
-        torch.manual_seed(1)
+        torch.manual_seed(1)  # the caller makes the layers, on every rank
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 1))
         module = PipelineModule.from_sequential(model, functional.mse_loss, optimizer=torch.optim.RMSprop)
+        own_seed(1)
         runner = trainer(pipeline, max_epochs=2, precision="64-true", enable_checkpointing=False)
         runner.fit(module, loader(Points(10), 4, pipeline=pipeline, shuffle=True))
         return {name: value.item() for name, value in runner.callback_metrics.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Regression
-from tests.trainer.running import ONE, PLAIN, Pipeline, Run, assert_same, fit_all
+from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all
 
 MIDDLE = Pipeline(3, partition=(2, 2, 1))
 """Stage 1 is layers 2 and 3: frozen, or without parameters; stage 0 is layers 0 and 1."""
@@ -79,11 +79,18 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """Each run in plain Lightning."""
+    return fit_all(pools, [(PLAIN, run) for run in RUNS.values()], tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
-def test_parameters_end_where_plain_lightning_ends(pipeline: Pipeline, pools: Pools, tmp_path: Path) -> None:
-    jobs = [(one, run) for one in (PLAIN, pipeline) for run in RUNS.values()]
-    outcomes = fit_all(pools, jobs, tmp_path)
-    for name, wanted, got in zip(RUNS, outcomes[: len(RUNS)], outcomes[len(RUNS) :], strict=True):
+def test_parameters_end_where_plain_lightning_ends(
+    pipeline: Pipeline, plain: list[Outcome], pools: Pools, tmp_path: Path
+) -> None:
+    outcomes = fit_all(pools, [(pipeline, run) for run in RUNS.values()], tmp_path)
+    for name, wanted, got in zip(RUNS, plain, outcomes, strict=True):
         for rank, said in enumerate(got.ranks):
             assert_same(said["steps"], wanted.ranks[0]["steps"], f"{name}, rank {rank}")
         for key in ("state_dict", "optimizer_states", "lr_schedulers"):
