@@ -162,6 +162,6 @@ def make_plan(
             Group(plain[task.name], scale.seconds["compared"]),
         ]
     speed = SpeedPart(workload, scale.speed)
-    groups.append(Group((speed,), scale.seconds["speed"]))
     groups += [Group((part,), scale.seconds[name]) for name, part in learning.items()]
+    groups.append(Group((speed,), scale.seconds["speed"]))
     return Plan(compared, plain, learning, speed, tuple(groups))

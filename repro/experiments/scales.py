@@ -43,7 +43,10 @@ IMAGES = Task(
     model="AmoebaNet-D",
     data="Fashion-MNIST",
     folder="amoebanet",
-    agreement=("--data.limit_test=512",),
+    # Clipping takes the norm over all stages, which rounds differently when they are in different processes, and this
+    # model amplifies that under AdamW: with one stage, a clipping threshold of 1.0000001 in place of 1 changes the
+    # gradient norm by 1e-4 after 3 steps and by 1e-2 after 10. The Transformer is compared with clipping.
+    agreement=("--data.limit_test=512", "--trainer.gradient_clip_val=null"),
     plain_micro_batches=1,  # BatchNorm normalises each micro-batch by itself
 )
 TRANSLATION = Task(
@@ -129,7 +132,7 @@ SCALES: Mapping[str, Scale] = {
     "laptop": Scale(
         overlay="laptop",
         seconds={"compared": 30, "speed": 100, IMAGES.name: 120, TRANSLATION.name: 330},
-        agreement_steps=30,
+        agreement_steps=20,
         learning_steps=None,
         expectations=_LEARNS,
         speed=SpeedPlan(rounds=24, steps=4),

@@ -29,7 +29,7 @@ def test_runs_differ_in_stages_alone() -> None:
         ]
         assert shapes == [(1, False, 1), (2, True, 2), (4, False, 1)]
         assert {(p.plan.num_micro_batches, p.plan.seed, p.plan.steps) for p in (reference, pipeline, local)} == {
-            (8, 0, 30)
+            (8, 0, 20)
         }
         unsplit, split = (part.plan for part in plan.plain[task.name])
         assert "--trainer.strategy=auto" in unsplit.options()

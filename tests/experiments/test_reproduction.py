@@ -146,7 +146,7 @@ def test_an_interrupt_keeps_what_was_finished(
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     finished = len(machine.asked)
-    assert finished == 10
+    assert finished == 12
     machine.asked.clear()
     monkeypatch.setattr(reproduction, "run_jobs", machine)
     assert run(tmp_path) == 0
