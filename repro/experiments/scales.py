@@ -131,7 +131,7 @@ SCALES: Mapping[str, Scale] = {
     ),
     "laptop": Scale(
         overlay="laptop",
-        seconds={"compared": 30, "speed": 100, IMAGES.name: 120, TRANSLATION.name: 330},
+        seconds={"compared": 20, "speed": 110, IMAGES.name: 130, TRANSLATION.name: 370},
         agreement_steps=20,
         learning_steps=None,
         expectations=_LEARNS,

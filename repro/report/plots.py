@@ -124,13 +124,15 @@ def draw_learning(rows: Sequence[Row], path: Path) -> Path:
         axis.legend(loc="upper right")
         words = _held_out(held_out)
         if words:
+            # Below the legend: the curve is low there.
             axis.text(
-                0.03,
-                0.06,
+                0.98,
+                0.72,
                 words,
+                ha="right",
                 transform=axis.transAxes,
                 fontsize=9,
-                va="bottom",
+                va="top",
                 bbox={"facecolor": "white", "edgecolor": "#CCCCCC", "boxstyle": "round,pad=0.4"},
             )
     return path
