@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,19 @@ from tests.helpers.ranks import Pools
 def _one_thread() -> None:
     """The models of the tests are tiny: more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_in_the_environment() -> Iterator[None]:
+    """Lightning's ``seed_everything`` leaves variables behind, by which later tests would seed their workers."""
+    names = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -198,7 +198,9 @@ def test_commands_on_gpus_get_configs_that_add_up(folder: Path, pools: Pools) ->
 
 
 def test_minutes_are_measured_or_called_estimates() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## On my machine")[2].partition("\nNot run")[0]
+    table = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## On my machine")[2].partition("\n**Not run")[0]
+    )
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -110,10 +111,70 @@ def choose_partition(
     return partition(costs, total_stages), costs, rule
 
 
-def time_layers(factories: Sequence[Factory], seed: int, inputs: Boundary, device: torch.device) -> list[float]:
-    """Seconds of each layer, made as it will be made for training."""
-    made: list[Factory] = [_maker(factory, seed, index) for index, factory in enumerate(factories)]
-    return time_costs(made, inputs, device)
+@dataclass(frozen=True)
+class BuiltLayers:
+    """What this rank holds of the model.
+
+    Attributes:
+        model: all layers, those of other ranks on the meta device.
+        partition: layers of each stage.
+        own: global indices of the layers that are here.
+        costs: of each layer, by which they were dealt out.
+        rule: the name of the rule.
+    """
+
+    model: nn.Sequential
+    partition: tuple[int, ...]
+    own: tuple[int, ...]
+    costs: list[float]
+    rule: str
+
+
+def build_layers(
+    factories: Sequence[Factory],
+    model: nn.Sequential | None,
+    *,
+    rule: str | Sequence[int] | None,
+    here: Sequence[bool],
+    seed: int,
+    example: Callable[[], Boundary | None],
+    timed: Callable[[Callable[[torch.device], list[float]]], list[float]],
+) -> BuiltLayers:
+    """Makes this rank's layers; those of other ranks stay on the meta device.
+
+    Args:
+        factories: one a layer.
+        model: the layers where they exist already; they are kept.
+        rule: see ``choose_partition``.
+        here: for each stage, whether it is on this rank.
+        seed: of initial weights.
+        example: gives the example inputs, or None.
+        timed: calls the function that it is given on one rank's device, and gives all ranks the seconds.
+
+    Raises:
+        UserError: the layers cannot be cut as asked, or the model was built for other stages.
+    """
+    skeletons = make_skeletons(factories)
+
+    def times(inputs: Boundary) -> list[float]:
+        made = [_maker(factory, seed, index) for index, factory in enumerate(factories)]
+        return timed(lambda device: time_costs(made, inputs, device))
+
+    counts, costs, name = choose_partition(rule, skeletons, len(here), example=example, timed=times)
+    is_here = [held for held, count in zip(here, counts, strict=True) for _ in range(count)]
+    layers = list(skeletons) if model is None else list(model)
+    for index, skeleton in enumerate(skeletons):
+        if not is_here[index]:
+            layers[index] = skeleton
+        elif model is None:
+            layers[index] = make_layer(factories[index], seed, index)
+        elif any(parameter.is_meta for parameter in layers[index].parameters()):
+            raise UserError(
+                f"the module was built for other stages: this rank does not hold layer {index}; make a new module and "
+                "load the checkpoint into it"
+            )
+    own = tuple(index for index, held in enumerate(is_here) if held)
+    return BuiltLayers(nn.Sequential(*layers), tuple(counts), own, costs, name)
 
 
 def _maker(factory: Factory, seed: int, index: int) -> Factory:

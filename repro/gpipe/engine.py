@@ -287,7 +287,6 @@ class Engine:
         for peer in range(mesh.num_stages):
             if peer != mesh.pipeline_rank:
                 self._sender.send_object(totals, mesh.rank_of(peer), mesh.control)
-        self._transport.finish()
         return totals
 
     @contextmanager

@@ -49,6 +49,13 @@ def load_module_state(module: nn.Module, state: Mapping[str, Any], *, strict: bo
         module.load_state_dict(state, strict=strict)
 
 
+def share_weights(module: nn.Module, mesh: PipelineMesh) -> None:
+    """Replicas begin with the weights of the first one."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_meta:
+            dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
+
+
 @dataclass(frozen=True)
 class OptimizerLayout:
     """How the parameters of this rank are numbered in the optimizer of the unsplit module.

@@ -56,13 +56,18 @@ def clip_grad_norm(
         The norm before clipping, equal on every rank.
     """
     own = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None], norm_type)
+    device = mesh.device if mesh is not None else own[0].device if own else torch.device("cpu")
+    # The norms of the parameters are put together in float64 (where there is one), so that neither the number of stages
+    # nor their order shows in what the gradients are multiplied by: training amplifies the last bit of it.
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    each = [torch.linalg.vector_norm(p.grad, norm_type).to(device, exact) for p in own if p.grad is not None]
+    infinite = norm_type == float("inf")
+    total = torch.zeros((), dtype=exact, device=device)
+    if each:
+        stacked = torch.stack(each)
+        total = stacked.max() if infinite else stacked.pow(norm_type).sum()
     if mesh is not None:
-        infinite = norm_type == float("inf")
-        share = norm.to(mesh.device) if infinite else norm.to(mesh.device).pow(norm_type)
-        # Not in half precision; float64 where the device has it, so that the order of stages does not matter.
-        share = share.to(torch.float32 if mesh.device.type == "mps" else torch.float64)
-        dist.all_reduce(share, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.activations)
-        norm = share if infinite else share.pow(1.0 / norm_type)
+        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.activations)
+    norm = total if infinite else total.pow(1.0 / norm_type)
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
     return norm

@@ -39,7 +39,7 @@ from typing_extensions import override
 from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
-from .building import choose_partition, make_layer, make_skeletons, time_layers
+from .building import build_layers
 from .checks import check_module, check_options, check_parameters, check_run
 from .decisions import announce_decisions
 from .engine import Engine
@@ -51,6 +51,7 @@ from .gathering import (
     gather_gradients,
     gather_module_state,
     load_module_state,
+    share_weights,
 )
 from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
 from .launcher import CheckingLauncher
@@ -146,7 +147,7 @@ class GPipeStrategy(ParallelStrategy):
         self._engine: Engine | None = None
         self._sender = Sender()
         self._partition: tuple[int, ...] | None = None
-        self._own: list[int] = []
+        self._own: tuple[int, ...] = ()
         self._layouts: list[OptimizerLayout] = []
         self._batches_seen = 0
         self._resume: dict[str, Any] = {}
@@ -273,8 +274,6 @@ class GPipeStrategy(ParallelStrategy):
         Raises:
             UserError: the layers cannot be cut as asked, or the module was built for other stages.
         """
-        factories = module.layers()
-        skeletons = make_skeletons(factories)
         placement = make_schedule(
             self._schedule,
             num_stages=self.num_stages,
@@ -282,32 +281,17 @@ class GPipeStrategy(ParallelStrategy):
             num_virtual_stages=self._num_virtual_stages,
             remat=self._remat,
         ).placement
-        counts, costs, rule = choose_partition(
-            self._rule,
-            skeletons,
-            len(placement),
-            example=lambda: _example(module),
-            timed=lambda inputs: self.broadcast(
-                time_layers(factories, self._seed, inputs, self.root_device) if self.global_rank == 0 else []
-            ),
-        )
-        self._partition = tuple(counts)
-        stage_of = [stage for stage, count in enumerate(counts) for _ in range(count)]
         rank = None if self._mesh is None else self._mesh.pipeline_rank
-        self._own = [index for index, stage in enumerate(stage_of) if rank is None or rank in placement[stage]]
-        layers = list(skeletons) if module.model is None else list(module.model)
-        for index, skeleton in enumerate(skeletons):
-            if index not in self._own:
-                layers[index] = skeleton
-            elif module.model is None:
-                layers[index] = make_layer(factories[index], self._seed, index)
-            elif any(parameter.is_meta for parameter in layers[index].parameters()):
-                raise UserError(
-                    f"the module was built for other stages: this rank does not hold layer {index}; make a new "
-                    "module and load the "
-                    "checkpoint into it"
-                )
-        module.model = nn.Sequential(*layers)
+        built = build_layers(
+            module.layers(),
+            module.model,
+            rule=self._rule,
+            here=[rank is None or rank in ranks for ranks in placement],
+            seed=self._seed,
+            example=lambda: _example(module),
+            timed=lambda measure: self.broadcast(measure(self.root_device) if self.global_rank == 0 else []),
+        )
+        module.model, self._partition, self._own = built.model, built.partition, built.own
         if self.is_global_zero and not self._announced:
             self._announced = True
             announce_decisions(
@@ -318,9 +302,9 @@ class GPipeStrategy(ParallelStrategy):
                 remat=self._remat,
                 data_parallel_size=self._data_parallel_size,
                 processes=self._num_ranks,
-                partition=counts,
-                costs=costs,
-                rule=rule,
+                partition=built.partition,
+                costs=built.costs,
+                rule=built.rule,
             )
 
     @override
@@ -331,7 +315,8 @@ class GPipeStrategy(ParallelStrategy):
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
-        self._share_weights()
+        if self._mesh is not None and self._data_parallel_size > 1:
+            share_weights(module, self._mesh)
         check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None
         if fitting:
@@ -356,9 +341,9 @@ class GPipeStrategy(ParallelStrategy):
         self.setup_precision_plugin()
         if fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
+        # The Trainer clips through the precision plugin; the norm is over all stages, and the same for every K.
+        self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
         if self._mesh is not None:
-            # The Trainer clips through the precision plugin; the norm is over all stages.
-            self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
             self.precision_plugin.clip_grad_by_value = self._clip_grad_by_value  # type: ignore[method-assign]
             MetricStates.of(self._mesh, self.engine.schedule().placement[-1][0]).attach(module)
         # Loss and metrics are equal on every rank already.
@@ -662,15 +647,6 @@ class GPipeStrategy(ParallelStrategy):
         finally:
             if isinstance(module, PipelineModule):
                 module.model = layers or None
-
-    def _share_weights(self) -> None:
-        """Replicas begin with the weights of the first one."""
-        mesh, layers = self._mesh, self._module.model
-        if mesh is None or self._data_parallel_size == 1 or layers is None:
-            return
-        for index in self._own:
-            for tensor in (*layers[index].parameters(), *layers[index].buffers()):
-                dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
 
     def _progress(self) -> Progress:
         batches = self._module.trainer.fit_loop.epoch_loop.batch_progress

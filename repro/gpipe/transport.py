@@ -17,7 +17,17 @@ from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, elements, like
 from .stage import InputGradient
 from .tracing import Recorder
-from .wire import BoundarySpec, Sender, TensorSpec, as_bytes, receive_object, spec_of, talking_to
+from .wire import (
+    BoundarySpec,
+    Sender,
+    TensorSpec,
+    as_bytes,
+    as_frames,
+    empty_frames,
+    receive_object,
+    spec_of,
+    talking_to,
+)
 
 _AHEAD = 2
 """Receives that are posted beyond the one that is needed now, so that messages arrive during arithmetic."""
@@ -119,19 +129,15 @@ class _Inbox:
 
     def post(self, spec: BoundarySpec, device: torch.device) -> None:
         """Posts the receives of the next message."""
+        buffers, tensors = empty_frames([element for element in spec.elements if element is not None], device)
         works: list[dist.Work] = []
-        values: list[Tensor | None] = []
-        for element in spec.elements:
-            if element is None:
-                values.append(None)
-                continue
-            buffer = torch.empty(element.shape, dtype=element.dtype, device=device)
-            values.append(buffer)
-            if buffer.numel():
-                with talking_to(self.source):
-                    work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
-                assert work is not None
-                works.append(work)
+        for buffer in buffers:
+            with talking_to(self.source):
+                work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
+            assert work is not None
+            works.append(work)
+        remaining = iter(tensors)
+        values = [None if element is None else next(remaining) for element in spec.elements]
         self.posted[self.unposted.popleft()] = _Posted(works, values, spec)
 
 
@@ -230,9 +236,8 @@ class ProcessTransport(LocalTransport):
         self._wanted.clear()
 
     def _send(self, tensors: Sequence[Tensor | None], target: int, group: dist.ProcessGroup) -> None:
-        for tensor in tensors:
-            if tensor is not None:
-                self._sender.send(tensor, self._mesh.rank_of(target), group)
+        for frame in as_frames([tensor for tensor in tensors if tensor is not None]):
+            self._sender.send(frame, self._mesh.rank_of(target), group)
 
     def _take(self, inbox: _Inbox, message: Message) -> _Posted:
         with self._recorder.waiting():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
-import queue
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .microbatch import Boundary, elements
+
+_SWEEP = 0.01
+"""Seconds between two looks at what has arrived."""
+
+_PIECE = 2**20
+"""Bytes up to which the tensors of one message are sent in one piece."""
+
+_ALIGNMENT = 64
+"""Of each tensor in a piece, in bytes; enough for any dtype."""
 
 _FRAME = 2048
 _LENGTH = 8
@@ -54,6 +64,11 @@ class TensorSpec(NamedTuple):
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class BoundarySpec(NamedTuple):
     """The header of an edge: one spec an element, None for None."""
@@ -77,23 +92,52 @@ def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...]) -> BoundarySpec
     )
 
 
+def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What is sent for the tensors of one message: small ones in one piece, since each send costs a wake-up."""
+    sizes = [_aligned(tensor.nbytes) for tensor in tensors]
+    if len(tensors) < 2 or sum(sizes) > _PIECE:
+        return [tensor for tensor in tensors if tensor.numel()]
+    piece = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+    for tensor, part in zip(tensors, piece.split(sizes), strict=True):
+        part[: tensor.nbytes].copy_(as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+    return [piece]
+
+
+def empty_frames(specs: Sequence[TensorSpec], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Buffers to receive what ``as_frames`` sends, and the tensors in them."""
+    sizes = [_aligned(spec.nbytes) for spec in specs]
+    if len(specs) < 2 or sum(sizes) > _PIECE:
+        values = [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in specs]
+        return [value for value in values if value.numel()], values
+    piece = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    parts = zip(specs, piece.split(sizes), strict=True)
+    # .data: the tensors share memory but not a version counter, as if each had come in a buffer of its own.
+    return [piece], [part[: spec.nbytes].view(spec.dtype).view(spec.shape).data for spec, part in parts]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 def as_bytes(tensor: Tensor) -> Tensor:
     """A flat view of a contiguous tensor of any dtype as bytes, which every backend carries."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 class Sender:
-    """Sends without waiting, and keeps what is under way alive until it has arrived, no longer.
+    """Sends without waiting, and keeps what is under way alive until it has arrived, and not much longer.
 
-    A gloo send says that it has ended only to the one who waits for it, so a thread waits; it does nothing else. On
-    CUDA the wait would bind a stream to the thread: there what was sent is kept until ``drain``.
+    A gloo send says that it has ended only to the one who waits for it, so a thread waits. It looks a hundred times a
+    second and not at each send: waking it costs the main thread more than the send itself. On CUDA a wait would bind a
+    stream to the thread: there what was sent is kept until ``drain``.
     """
 
     def __init__(self) -> None:
-        self._pending: queue.SimpleQueue[tuple[dist.Work, Tensor] | None] = queue.SimpleQueue()
+        self._pending: deque[tuple[dist.Work, Tensor]] = deque()
         self._kept: list[tuple[dist.Work, Tensor]] = []
-        self._under_way = 0
-        self._all_arrived = threading.Condition()
+        self._waiting = threading.Lock()
+        self._some = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup) -> None:
@@ -107,12 +151,13 @@ class Sender:
         if whole.device.type != "cpu":
             self._kept.append((work, whole))
             return
-        with self._all_arrived:
-            self._under_way += 1
+        self._pending.append((work, whole))
         if self._thread is None:
+            self._closed.clear()
             self._thread = threading.Thread(target=self._reap, name="gpipe-sender", daemon=True)
             self._thread.start()
-        self._pending.put((work, whole))
+        if not self._some.is_set():
+            self._some.set()
 
     def send_object(self, value: Any, destination: int, group: dist.ProcessGroup) -> None:
         """Starts to send a small picklable object (a control message, a header, a report)."""
@@ -139,23 +184,28 @@ class Sender:
         for work, _ in self._kept:
             work.wait()
         self._kept.clear()
-        with self._all_arrived:
-            self._all_arrived.wait_for(lambda: self._under_way == 0)
+        self._wait_for_pending()
 
     def close(self) -> None:
         """Ends the thread."""
-        if self._thread is not None:
-            self._pending.put(None)
-            self._thread = None
+        self._closed.set()
+        self._some.set()
+        self._thread = None
+
+    def _wait_for_pending(self) -> None:
+        with self._waiting:
+            while self._pending:
+                work, _ = self._pending[0]
+                with contextlib.suppress(RuntimeError):  # a broken connection; the next receive meets it as well
+                    work.wait()
+                self._pending.popleft()
 
     def _reap(self) -> None:
-        while (item := self._pending.get()) is not None:
-            with contextlib.suppress(RuntimeError):  # a broken connection; the main thread meets it in its next receive
-                item[0].wait()
-            del item
-            with self._all_arrived:
-                self._under_way -= 1
-                self._all_arrived.notify_all()
+        while not self._closed.is_set():
+            self._some.wait()
+            self._some.clear()
+            self._closed.wait(_SWEEP)
+            self._wait_for_pending()
 
 
 def receive_object(source: int, group: dist.ProcessGroup) -> Any:
