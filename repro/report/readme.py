@@ -61,7 +61,8 @@ def _one(results: Results, root: Path) -> str:
     failed = [check["text"] for check in checks if not check["passed"]]
     parts = [
         f"**`{run['target']}`, scale {run['scale']}**, on `{results.machine}` ({run['device_name']}, "
-        f"{run['cores']} cores), {run['date'][:10]}, code {run['git_revision']}: {len(checks) - len(failed)} of {len(checks)} checks passed"
+        f"{run['cores']} cores), {run['date'][:10]}, code {run['git_revision']}: "
+        f"{len(checks) - len(failed)} of {len(checks)} checks passed"
         + (f"; failed: {'; '.join(failed)}" if failed else "")
         + f". Everything: [report]({link}/report.md), [rows]({link}/{ROWS_FILE}).",
         table(lines).replace("| yours |", "| result |", 1),
