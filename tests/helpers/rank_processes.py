@@ -90,11 +90,14 @@ def pool_rank(rank: int, world_size: int, connection: Connection, stderr_path: s
         random.seed(0)
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float32)
+        environment = dict(os.environ)
         try:
             function, arguments = pickle.loads(request)
             reply = pickle.dumps((True, function(rank, world_size, *arguments)))
         except BaseException as error:
             reply = pickle.dumps((False, (type(error).__name__, traceback.format_exc())))
+        os.environ.clear()  # Lightning leaves variables behind, by which later calls would seed their workers
+        os.environ.update(environment)
         connection.send_bytes(reply)
 
 
