@@ -15,7 +15,7 @@ from repro.schedules import Action, Generator, Kind, Remat, Schedule, forward_on
 
 from .failure import PipelineError, StageError, describe
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, count_rows, elements, gather, like, micro_batch_rows, scatter
+from .microbatch import BatchError, Boundary, count_rows, gather, map_tensors, micro_batch_rows, scatter
 from .results import StepResult, Totals
 from .rng import StepKey
 from .stage import Loss, Metrics, Stage
@@ -255,7 +255,7 @@ class Engine:
         if batch is None or stage not in self.stages:
             return None
         device = self.stages[stage].device
-        return scatter(like(batch, [None if e is None else e.to(device) for e in elements(batch)]), parts)
+        return scatter(map_tensors(lambda e: e.to(device), batch), parts)
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""

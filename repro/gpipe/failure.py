@@ -8,6 +8,7 @@ stored failure. A process whose main thread does not come back is ended.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -98,12 +99,10 @@ class Watchdog:
         if self.failure is not None:
             return
         self.failure = Failure(self._rank, message)
-        try:
-            with self._lock:
-                self._store.compare_set(_KEY, "", self.failure.dumps())
-                self._count_as_reader()
-        except Exception:  # the store died with its rank: the others learn of that by themselves
-            pass
+        # Where the store has died with its rank, the others learn of that by themselves.
+        with contextlib.suppress(Exception), self._lock:
+            self._store.compare_set(_KEY, "", self.failure.dumps())
+            self._count_as_reader()
         self._stopped.set()
         self._break_connections()
         self._keep_store()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ def like(boundary: Boundary, values: Sequence[Tensor | None]) -> Boundary:
     (value,) = values
     assert value is not None
     return value
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], boundary: Boundary) -> Boundary:
+    """``function`` of each tensor, in the form of ``boundary``; None stays None."""
+    return like(boundary, [None if element is None else function(element) for element in elements(boundary)])
 
 
 def check_boundary(value: object, where: str) -> Boundary:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .microbatch import Boundary, elements, like
+from .microbatch import Boundary, elements, map_tensors
 from .rng import preserved
 
 Factory = Callable[[], nn.Module]
@@ -32,7 +32,7 @@ def flop_costs(layers: Sequence[nn.Module], example: Boundary) -> list[float]:
         example: what ``example_inputs()`` gives.
     """
     costs: list[float] = []
-    value = _map(example, lambda e: e.detach().to("meta"))
+    value = map_tensors(lambda e: e.detach().to("meta"), example)
     with torch.no_grad():
         for layer in layers:
             counter = FlopCounterMode(display=False)
@@ -48,13 +48,13 @@ def time_costs(factories: Sequence[Factory], example: Boundary, device: torch.de
     One layer exists at a time. The model's own layers, gradients and random state are not touched.
     """
     costs: list[float] = []
-    value = _map(example, lambda e: e.detach().to(device))
+    value = map_tensors(lambda e: e.detach().to(device), example)
     with preserved(torch.device("cpu")), preserved(device):
         for factory in factories:
             layer = factory().to(device)
             seconds: list[float] = []
             for repeat in range(repeats + 1):
-                inputs = _map(value, lambda e: e.detach().clone().requires_grad_(e.is_floating_point()))
+                inputs = map_tensors(lambda e: e.detach().clone().requires_grad_(e.is_floating_point()), value)
                 _synchronize(device)
                 begun = time.perf_counter()
                 outputs = layer(inputs)
@@ -65,12 +65,8 @@ def time_costs(factories: Sequence[Factory], example: Boundary, device: torch.de
                 if repeat:  # the first one warms up
                     seconds.append(time.perf_counter() - begun)
             costs.append(median(seconds))
-            value = _map(outputs, lambda e: e.detach())
+            value = map_tensors(lambda e: e.detach(), outputs)
     return costs
-
-
-def _map(boundary: Boundary, function: Callable[[Tensor], Tensor]) -> Boundary:
-    return like(boundary, [None if e is None else function(e) for e in elements(boundary)])
 
 
 def _synchronize(device: torch.device) -> None:

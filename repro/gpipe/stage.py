@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .batchnorm import PooledBatchNorm
-from .microbatch import Boundary, check_boundary, elements, like
+from .microbatch import Boundary, check_boundary, elements, map_tensors
 from .rng import StepKey, preserved
 
 Loss = Callable[[Boundary, Boundary], tuple[Any, Any]]
@@ -144,7 +144,7 @@ class Stage:
                 return self._run(flight, micro_batch, inputs)
         if drop:
             # The input must survive a first layer that works in place: R starts from it again.
-            copies = like(inputs, [None if e is None else e.detach().clone() for e in elements(inputs)])
+            copies = map_tensors(lambda e: e.detach().clone(), inputs)
             with torch.no_grad(), self.batch_norm.watching(record=True):
                 return self._run(flight, micro_batch, copies)
         with self.batch_norm.watching(record=True):
@@ -217,7 +217,7 @@ class Stage:
         report = MicroBatchReport(loss_sum, count)
         if metrics and self.metrics is not None:
             with torch.no_grad():
-                detached = like(outputs, [None if e is None else e.detach() for e in elements(outputs)])
+                detached = map_tensors(lambda e: e.detach(), outputs)
                 report.metrics = dict(self.metrics(detached, targets))
         return report
 
@@ -236,4 +236,4 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _enter(inputs: Boundary) -> Boundary:
-    return like(inputs, [_Entry.apply(e) if e is not None and e.requires_grad else e for e in elements(inputs)])
+    return map_tensors(lambda e: _Entry.apply(e) if e.requires_grad else e, inputs)

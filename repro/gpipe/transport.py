@@ -114,7 +114,7 @@ class _Posted:
     """Receives under way for one message."""
 
     works: list[dist.Work]
-    values: list[Tensor | None]
+    values: tuple[Tensor | None, ...]
     spec: BoundarySpec
 
 
@@ -129,16 +129,14 @@ class _Inbox:
 
     def post(self, spec: BoundarySpec, device: torch.device) -> None:
         """Posts the receives of the next message."""
-        buffers, tensors = empty_frames([element for element in spec.elements if element is not None], device)
+        buffers, tensors = empty_frames(spec.tensors, device)
         works: list[dist.Work] = []
         for buffer in buffers:
             with talking_to(self.source):
                 work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
             assert work is not None
             works.append(work)
-        remaining = iter(tensors)
-        values = [None if element is None else next(remaining) for element in spec.elements]
-        self.posted[self.unposted.popleft()] = _Posted(works, values, spec)
+        self.posted[self.unposted.popleft()] = _Posted(works, elements(spec.assemble(tensors)), spec)
 
 
 class ProcessTransport(LocalTransport):
@@ -198,7 +196,7 @@ class ProcessTransport(LocalTransport):
         for value, element in zip(received.values, received.spec.elements, strict=True):
             if value is not None and element is not None:
                 value.requires_grad_(element.requires_grad)
-        return tuple(received.values) if received.spec.is_tuple else next(v for v in received.values if v is not None)
+        return received.values if received.spec.is_tuple else next(v for v in received.values if v is not None)
 
     @override
     def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:

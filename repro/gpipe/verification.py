@@ -18,7 +18,7 @@ from repro.errors import UserError
 
 from .building import choose_partition, make_layer, make_skeletons
 from .engine import Engine
-from .microbatch import Boundary, check_boundary, count_rows, elements, like, micro_batch_rows, scatter
+from .microbatch import Boundary, check_boundary, count_rows, elements, like, map_tensors, micro_batch_rows, scatter
 from .pipeline_module import PipelineModule
 from .rng import StepKey, preserved
 
@@ -211,7 +211,7 @@ def _unsplit(
     answers: list[Any] = [None] * len(rows) if targets is None else list(scatter(_to(targets, device), rows))
     with preserved(device) as generator:
         for number, (value, answer) in enumerate(zip(pieces, answers, strict=True)):
-            value = like(value, [None if e is None else e.clone() for e in elements(value)])
+            value = map_tensors(lambda e: e.clone(), value)
             for index, layer in enumerate(model):
                 generator.manual_seed(key.layer(number, index))
                 value = layer(value)
@@ -330,4 +330,4 @@ def _convert(part: Any, dtype: torch.dtype) -> Any:
 
 
 def _to(boundary: Boundary, device: torch.device) -> Boundary:
-    return like(boundary, [None if e is None else e.to(device) for e in elements(boundary)])
+    return map_tensors(lambda e: e.to(device), boundary)

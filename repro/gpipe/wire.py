@@ -76,6 +76,18 @@ class BoundarySpec(NamedTuple):
     is_tuple: bool
     elements: tuple[TensorSpec | None, ...]
 
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """The elements that travel."""
+        return [element for element in self.elements if element is not None]
+
+    def assemble(self, tensors: Sequence[Tensor]) -> Boundary:
+        """The boundary of the tensors that have arrived."""
+        if not self.is_tuple:
+            return tensors[0]
+        remaining = iter(tensors)
+        return tuple(None if element is None else next(remaining) for element in self.elements)
+
     def __str__(self) -> str:
         listed = ", ".join(str(element) for element in self.elements)
         return f"({listed})" if self.is_tuple else listed
@@ -175,9 +187,8 @@ class Sender:
         """Starts to send a whole boundary with its header, for ``receive_boundary``."""
         values = elements(boundary)
         self.send_object(spec_of(boundary, (False,) * len(values)), destination, control)
-        for value in values:
-            if value is not None:
-                self.send(value, destination, group)
+        for frame in as_frames([value for value in values if value is not None]):
+            self.send(frame, destination, group)
 
     def drain(self) -> None:
         """Waits until everything has arrived (CPU) or is ordered before what follows (CUDA)."""
@@ -229,11 +240,8 @@ def receive_boundary(
 ) -> Boundary:
     """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
     spec: BoundarySpec = receive_object(source, control)
-    values: list[Tensor | None] = []
-    for element in spec.elements:
-        value = None if element is None else torch.empty(element.shape, dtype=element.dtype, device=device)
-        values.append(value)
-        if value is not None and value.numel():
-            with talking_to(source):
-                dist.recv(as_bytes(value), src=source, group=group)
-    return tuple(values) if spec.is_tuple else next(value for value in values if value is not None)
+    buffers, tensors = empty_frames(spec.tensors, device)
+    for buffer in buffers:
+        with talking_to(source):
+            dist.recv(as_bytes(buffer), src=source, group=group)
+    return spec.assemble(tensors)

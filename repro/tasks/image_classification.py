@@ -18,7 +18,7 @@ from repro.datasets.store import read_manifest
 from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.amoebanet import Stem, Variant, amoebanet
-from repro.tasks.optimization import OptimizerName, ScheduleName, make_optimizer, make_schedule
+from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
 
 AUX_WEIGHT = 0.4
 """Weight of the auxiliary classifier's loss (Real et al. 2018)."""
@@ -129,25 +129,7 @@ class ImageClassification(PipelineModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        h: Any = self.hparams
-        optimizer = make_optimizer(
-            h.optimizer,
-            self.named_parameters(),
-            learning_rate=h.learning_rate,
-            weight_decay=h.weight_decay,
-            momentum=h.momentum,
-            second_momentum=h.second_momentum,
-            epsilon=h.epsilon,
-        )
-        schedule = make_schedule(
-            h.schedule,
-            optimizer,
-            self,
-            warmup_steps=h.warmup_steps,
-            decay_rate=h.decay_rate,
-            decay_steps=h.decay_steps,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return configured_optimizers(self)
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.hparams["label_smoothing"])

@@ -125,3 +125,26 @@ def make_schedule(
         decay_steps=decay_steps,
     )
     return LambdaLR(optimizer, factor)
+
+
+def configured_optimizers(module: pl.LightningModule) -> dict[str, Any]:
+    """What ``configure_optimizers`` returns for a module whose hyper-parameters are the options above."""
+    h: Any = module.hparams
+    optimizer = make_optimizer(
+        h.optimizer,
+        module.named_parameters(),
+        learning_rate=h.learning_rate,
+        weight_decay=h.weight_decay,
+        momentum=h.momentum,
+        second_momentum=h.second_momentum,
+        epsilon=h.epsilon,
+    )
+    schedule = make_schedule(
+        h.schedule,
+        optimizer,
+        module,
+        warmup_steps=h.warmup_steps,
+        decay_rate=h.decay_rate,
+        decay_steps=h.decay_steps,
+    )
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

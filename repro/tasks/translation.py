@@ -20,7 +20,7 @@ from repro.gpipe import PipelineModule
 from repro.models.transformer import transformer
 from repro.tasks.bleu import baselines, corpus_bleu, unigram_nll
 from repro.tasks.decoding import decode_sentences
-from repro.tasks.optimization import OptimizerName, ScheduleName, make_optimizer, make_schedule
+from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
 from repro.tasks.translation_data import TranslationDataModule
 
 __all__ = ["Translation", "TranslationDataModule"]
@@ -125,25 +125,7 @@ class Translation(PipelineModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        h: Any = self.hparams
-        optimizer = make_optimizer(
-            h.optimizer,
-            self.named_parameters(),
-            learning_rate=h.learning_rate,
-            weight_decay=h.weight_decay,
-            momentum=h.momentum,
-            second_momentum=h.second_momentum,
-            epsilon=h.epsilon,
-        )
-        schedule = make_schedule(
-            h.schedule,
-            optimizer,
-            self,
-            warmup_steps=h.warmup_steps,
-            decay_rate=h.decay_rate,
-            decay_steps=h.decay_steps,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return configured_optimizers(self)
 
     @override
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
