@@ -9,7 +9,9 @@ from typing import Protocol
 
 from .actions import Remat, Schedule, ScheduleError
 from .gpipe import gpipe
+from .one_f_one_b import one_f_one_b
 from .validate import validate
+from .zero_bubble import zb_h1, zb_h2
 
 
 class Generator(Protocol):
@@ -21,7 +23,9 @@ class Generator(Protocol):
         """Actions and placement for K ranks, M micro-batches and V stages per rank."""
 
 
-GENERATORS: Mapping[str, Generator] = MappingProxyType({"gpipe": gpipe})
+GENERATORS: Mapping[str, Generator] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-h2": zb_h2}
+)
 """The families by name."""
 
 
