@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "predict": Command("repro.tasks.cli", "main", "write predictions", passes_name=True),
         "verify": Command("repro.tasks.verify", "main", "one step unsplit, one through the pipeline: largest errors"),
         "reproduce": Command("repro.experiments.reproduce", "main", "run the main comparison and write its report"),
+        "run": Command("repro.experiments.run", "main", "run one table or figure of the paper and write its report"),
         "report": Command("repro.report", "main", "turn the rows of finished runs into tables and figures"),
         "schedule": Command("repro.commands.schedule", "main", "draw a schedule, with its bubble and peak memory"),
     }
@@ -86,4 +87,5 @@ repro COMMAND --help explains a command; repro --version prints the version.
 
 examples:
   repro schedule gpipe -K 4 -M 8
-  repro reproduce --scale smoke"""
+  repro reproduce --scale smoke
+  repro run table2 --scale laptop"""

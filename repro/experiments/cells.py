@@ -60,15 +60,15 @@ class CellStore:
 
     def load(self, cell: Cell) -> Any | None:
         """What ``save`` was given for this cell under the same key, None where it has not been finished."""
-        try:
-            data = json.loads(self._path(cell).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-        return data["result"] if isinstance(data, dict) and data.get("key") == self.key(cell) else None
+        return self._read(cell).get("result")
 
-    def save(self, cell: Cell, result: Any) -> None:
-        """Keeps the result (JSON values) of a cell that is finished."""
-        write_json(self._path(cell), {"key": self.key(cell), "result": result})
+    def seconds(self, cell: Cell) -> float:
+        """What the cell took when it was finished, 0 where it has not been."""
+        return float(self._read(cell).get("seconds", 0.0))
+
+    def save(self, cell: Cell, result: Any, seconds: float = 0.0) -> None:
+        """Keeps the result (JSON values) of a cell that is finished, and what it took."""
+        write_json(self._path(cell), {"key": self.key(cell), "seconds": round(seconds, 3), "result": result})
 
     def finish(self, rows: Sequence[Row], run: Mapping[str, Any]) -> Path | None:
         """Writes ``rows.jsonl`` and ``run.json``; what other results of an earlier run lie here is kept.
@@ -76,13 +76,29 @@ class CellStore:
         Returns:
             The folder that the earlier results were moved to, None where there were none or they are the same.
         """
-        path = self.folder / ROWS_FILE
-        if path.exists() and path.read_text(encoding="utf-8") == as_lines(rows):
+        if self._is_there(rows, run):
             return None
         kept = self._set_aside()
         write_json(self.folder / RUN_FILE, dict(run))
         write_rows(self.folder, rows)
         return kept
+
+    def _is_there(self, rows: Sequence[Row], run: Mapping[str, Any]) -> bool:
+        """Whether an earlier command has written the same rows and come to the same verdict."""
+        try:
+            lines = (self.folder / ROWS_FILE).read_text(encoding="utf-8")
+            before = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+        verdict = all(before.get(name) == run.get(name) for name in ("checks", "missing", "failures"))
+        return verdict and lines == as_lines(rows)
+
+    def _read(self, cell: Cell) -> dict[str, Any]:
+        try:
+            data = json.loads(self._path(cell).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return data if isinstance(data, dict) and data.get("key") == self.key(cell) else {}
 
     def _set_aside(self) -> Path | None:
         items = [item for item in self.folder.glob("*") if item.name not in _STAYS]

@@ -13,6 +13,7 @@ from repro.schedules import Schedule, make_schedule
 
 from .agreement import Curves, Tolerance, compare
 from .bubbles import closed_forms, events_of, measured_bubble, replayed, stage_costs
+from .checks import Check
 from .rows import Provenance, Row
 from .scales import Expectation, Task
 from .training import TrainingPlan, to_event
@@ -21,14 +22,6 @@ AGREEMENT, PLAIN, BUBBLE, TIMELINE, LEARNING = "agreement", "plain", "bubble", "
 UNITS = {"accuracy": "1", "top5": "1", "perplexity": "1", "bleu": "BLEU", "bleu_copy": "BLEU", "bleu_nearest": "BLEU"}
 # A curve has no more points than a plot can show.
 MAX_POINTS = 400
-
-
-@dataclass(frozen=True)
-class Check:
-    """Something that must hold, in words, and whether it does."""
-
-    text: str
-    passed: bool
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 _QUIET_SECONDS = 20.0
+# From this share of the work on, what is left is estimated from how fast this run has been, not from what is expected.
+_ENOUGH = 0.1
 
 
 class Display:
@@ -24,8 +27,8 @@ class Display:
         self.console = console or Console(stderr=True)
         self._weights = weights
         self._done: set[str] = set()
+        self._not_run: set[str] = set()
         self._begun = time.monotonic()
-        self._spent = 0.0
         self._shares: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}
@@ -73,25 +76,39 @@ class Display:
             self.say(f"[{self._clock()}] {name}: {words} ({self._left()})")
 
     def finish(self, name: str, words: str) -> None:
-        """A part has ended; ``words`` say with what."""
+        """A part has ended, or does not run; ``words`` say with what."""
         if name in self._tasks:
             self._progress.remove_task(self._tasks.pop(name))
+        else:
+            self._not_run.add(name)
         self._shares.pop(name, None)
         self._done.add(name)
         self._show_total()
-        self.say(f"[{self._clock()}] {name}: {words}")
+        self.say(f"[{self._clock()}] {name}: {words} ({self._left()})")
 
     def _show_total(self) -> None:
         self._progress.update(self._total, completed=self._share(), words=self._left())
 
     def _share(self) -> float:
         total = sum(self._weights.values()) or 1.0
-        running = sum(self._weights.get(name, 0.0) * share for name, share in self._shares.items())
-        return (sum(self._weights.get(name, 0.0) for name in self._done) + running) / total
+        return (self._weight(self._done) + self._running()) / total
+
+    def _weight(self, names: Iterable[str]) -> float:
+        return sum(self._weights.get(name, 0.0) for name in names)
+
+    def _running(self) -> float:
+        return sum(self._weights.get(name, 0.0) * share for name, share in self._shares.items())
 
     def _left(self) -> str:
-        left = (1 - self._share()) * sum(self._weights.values())
-        return f"about {max(1, round(left / 60))} min left" if left >= 45 else "under a minute left"
+        total = sum(self._weights.values())
+        left = (1 - self._share()) * total
+        worked = self._weight(self._done - self._not_run) + self._running()
+        if worked > _ENOUGH * total:
+            left *= (time.monotonic() - self._begun) / worked
+        count = f"{len(self._done)} of {max(len(self._weights), len(self._done))} done"
+        if len(self._done) >= len(self._weights):
+            return count
+        return f"{count}, " + (f"about {max(1, round(left / 60))} min left" if left >= 45 else "under a minute left")
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._begun), 60)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from repro.arguments import ArgumentParser
-from repro.errors import UserError
 
-from .cells import CellStore
-from .environment import describe_run
+from .invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
 from .progress import Display
 from .scales import SCALES
 
@@ -37,36 +31,29 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``repro reproduce`` with ``argv`` and returns its exit code."""
     options = _parser().parse_all(argv)
     scale = SCALES[options.scale]
-    folder = Path(options.results or f"results/local/reproduce/{options.scale}").resolve()
-    device = options.devices or ("cuda:0" if options.scale == "gpu" else "cpu")
-    _check_options(options, device)
+    for name in ("num_stages", "num_micro_batches"):
+        check_count(name, getattr(options, name))
+    device = chosen_device(options.devices, options.scale)
     # Only now: these load torch and lightning, and --help should not wait for them.
     from .plan import make_plan
     from .reproduction import Reproduction
 
-    run = {"target": "reproduce", "scale": options.scale}
-    run |= describe_run(" ".join(["repro reproduce", *argv]), device)
-    context = {
-        "git_revision": run["git_revision"],
-        "torch": run["versions"]["torch"],
-        "device": [device, run["device_name"]],
-    }
-    store = CellStore(folder, context)
-    store.prepare()
+    command = " ".join(["repro reproduce", *argv])
+    store, run = open_run("reproduce", options.scale, device, options.results, command)
     plan = make_plan(scale, device, options.num_stages, options.num_micro_batches)
     weights = {part.title: group.seconds / len(group.parts) for group in plan.groups for part in group.parts}
     with Display(weights) as display:
         display.say(
             f"repro reproduce --scale {options.scale}: about {scale.minutes:.0f} minutes on two cores; "
-            f"results go to {folder}"
+            f"results go to {store.folder}"
         )
         reproduction = Reproduction(plan, store, display)
         reproduction.run()
         rows, checks = reproduction.collect(scale)
-        kept = reproduction.store.finish(rows, run | reproduction.summary(checks))
+        kept = store.finish(rows, run | reproduction.summary(checks))
         if kept is not None:
             display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
-    return _report(folder, options.json) or (0 if reproduction.succeeded(checks) else 1)
+    return write_report(store.folder, options.json) or (0 if reproduction.succeeded(checks) else 1)
 
 
 def _parser() -> ArgumentParser:
@@ -75,8 +62,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--devices",
         metavar="D",
-        help="cpu, cuda:0, or several: cuda:0,cuda:1 (default: cpu, with --scale gpu cuda:0); where there are fewer "
-        "than stages, all stages share the first one",
+        help=f"{DEVICES_HELP}; where there are fewer than stages, all stages share the first one",
     )
     parser.add_argument(
         "-K", "--num-stages", type=int, default=2, metavar="K", help="stages of the runs in processes (default: 2)"
@@ -84,32 +70,5 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "-M", "--num-micro-batches", type=int, metavar="M", help="micro-batches (default: 8; longer runs: the config's)"
     )
-    parser.add_argument(
-        "--results", metavar="DIR", help="where to write (default: results/local/reproduce/SCALE below this folder)"
-    )
-    parser.add_argument("--json", action="store_true", help="print checks and figures as JSON")
+    add_output_options(parser, "reproduce")
     return parser
-
-
-def _check_options(options: Any, device: str) -> None:
-    for name in ("num_stages", "num_micro_batches"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value}: give a whole number of at least 1")
-    names = device.split(",")
-    if device != "cpu" and not all(name == "cuda" or name.startswith("cuda:") for name in names):
-        raise UserError(f"--devices {device}: give cpu, cuda:0, or several such as cuda:0,cuda:1")
-    if device != "cpu":
-        import torch
-
-        count = torch.cuda.device_count()
-        for name in names:
-            number = name.partition(":")[2] or "0"
-            if not number.isdigit() or int(number) >= count:
-                raise UserError(f"--devices {device}: there is no {name}; this machine has {count} CUDA devices")
-
-
-def _report(folder: Path, as_json: bool) -> int:
-    """Writes the report as ``repro report`` does: plots are drawn in a process of their own."""
-    words = [sys.executable, "-m", "repro", "report", "--results", str(folder), *(["--json"] if as_json else [])]
-    return subprocess.run(words, check=False).returncode

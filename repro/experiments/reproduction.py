@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,10 +10,12 @@ from repro.errors import UserError
 
 from .agreement import OTHER_ORDER, Tolerance
 from .cells import CellStore
-from .collect import PLAIN, Check, Run, agreement_rows, bubble_rows, learning_rows
-from .plan import Group, Part, Plan, TrainingPart
+from .checks import Check
+from .collect import PLAIN, Run, agreement_rows, bubble_rows, learning_rows
+from .parts import PartRunner
+from .plan import Plan, TrainingPart
 from .progress import Display
-from .ranks import Job, JobError, run_jobs
+from .ranks import Job, run_jobs
 from .rows import Row
 from .scales import Scale
 from .speed import speed_rows
@@ -25,19 +26,15 @@ class Reproduction:
     """Runs a plan part by part and collects rows and checks.
 
     Attributes:
-        results: of the parts that have finished, by name.
+        runner: with the results of the parts that have finished, and the failures of the others.
         missing: by task, what is missing of its data.
-        failures: of the parts that did not finish, by name.
     """
 
     def __init__(self, plan: Plan, store: CellStore, display: Display) -> None:
-        self.store = store
-        self.results: dict[str, Any] = {}
+        self.runner = PartRunner(store, display)
         self.missing: dict[str, str] = {}
-        self.failures: dict[str, str] = {}
         self._plan = plan
         self._display = display
-        self._logs = store.folder / "logs"
 
     def run(self) -> None:
         """Runs what has not been finished before.
@@ -51,7 +48,7 @@ class Reproduction:
                 for part in group.parts:
                     self._display.finish(part.title, f"left out, {group.task.data} is missing")
                 continue
-            self._run_group(group)
+            self.runner.run(group.parts)
 
     def collect(self, scale: Scale) -> tuple[list[Row], list[Check]]:
         """Rows and checks of the parts that have finished."""
@@ -75,26 +72,27 @@ class Reproduction:
                 rows += add_rows
                 checks += add_checks
         speed = self._plan.speed
-        if speed.name in self.results:
-            rows += speed_rows(speed.workload, speed.plan, self.results[speed.name])
+        if speed.name in self.runner.results:
+            rows += speed_rows(speed.workload, speed.plan, self.runner.results[speed.name])
         return rows, checks
 
     def summary(self, checks: Sequence[Check]) -> dict[str, Any]:
-        """What ``run.json`` says beside where and with what: checks, what is missing, what failed."""
+        """What ``run.json`` says beside where and with what: minutes, checks, what is missing, what failed."""
         return {
+            "minutes": self.runner.minutes,
             "checks": [asdict(check) for check in checks],
             "missing": self.missing,
-            "failures": self.failures,
+            "failures": self.runner.failures,
         }
 
     def succeeded(self, checks: Sequence[Check]) -> bool:
         """Whether every part that could run did, and every check passed."""
-        return not self.failures and all(check.passed for check in checks)
+        return not self.runner.failures and all(check.passed for check in checks)
 
     def _examine(self) -> None:
         tasks = {name: parts[0].task for name, parts in self._plan.compared.items()}
         jobs = [
-            Job(f"look at {name}", examine, (parts[0].plan.configs,), self._logs / f"data-{name}.log")
+            Job(f"look at {name}", examine, (parts[0].plan.configs,), self.runner.logs / f"data-{name}.log")
             for name, parts in self._plan.compared.items()
         ]
         for (name, task), [(missing, layers)] in zip(tasks.items(), run_jobs(jobs), strict=True):
@@ -110,36 +108,6 @@ class Reproduction:
         if len(self.missing) == len(tasks):
             raise UserError("there is no data to train on: " + " ".join(self.missing.values()))
 
-    def _run_group(self, group: Group) -> None:
-        left: list[Part] = []
-        for part in group.parts:
-            known = self.store.load(part.cell)
-            if known is None:
-                left.append(part)
-            else:
-                self.results[part.name] = known
-                self._display.finish(part.title, "finished before")
-        if not left:
-            return
-        jobs = {part.job(self._logs): part for part in left}
-        for part in left:
-            self._display.begin(part.title)
-        begun = time.monotonic()
-        try:
-            results = run_jobs(
-                list(jobs), lambda job, share, words: self._display.update(jobs[job].title, share, words)
-            )
-        except JobError as error:
-            for part in left:
-                self.failures[part.name] = str(error)
-                self._display.finish(part.title, f"FAILED: {error}")
-            return
-        for part, result in zip(left, results, strict=True):
-            # Rank 0 has everything.
-            self.results[part.name] = result[0]
-            self.store.save(part.cell, result[0])
-            self._display.finish(part.title, f"done in {time.monotonic() - begun:.0f} s")
-
     def _finished(self, part: TrainingPart) -> Run | None:
-        result = self.results.get(part.name)
+        result = self.runner.results.get(part.name)
         return None if result is None else Run(part.task, part.plan, result)

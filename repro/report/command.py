@@ -14,10 +14,10 @@ from repro.errors import UserError
 from repro.experiments.rows import ROWS_FILE, RUN_FILE, write_text
 
 from .lines import Section
-from .loading import REFERENCE, Results, find, load, references
+from .loading import HINT, REFERENCE, Results, find, load, references
 from .readme import rewrite
 from .render import as_data, markdown, show
-from .reproduce import sections
+from .targets import draw, sections
 
 _DESCRIPTION = """\
 Turn the rows of finished runs into tables, figures and a Markdown report beside them: paper | reference | yours.
@@ -26,7 +26,7 @@ Nothing is measured again; every figure says how it was obtained (measured, emul
 _EPILOG = """\
 examples:
   repro report
-  repro report --results results/local/reproduce/smoke --json
+  repro report --results results/local/table2/smoke --json
   repro report --readme README.md"""
 
 _DEFAULT = "results/local"
@@ -40,20 +40,25 @@ def main(argv: Sequence[str]) -> int:
         changed = rewrite(path, REFERENCE)
         print(f"{path}: {'rewritten' if changed else 'up to date'}")
         return 0
-    folder = Path(options.results)
-    if not folder.is_dir():
-        raise UserError(f"--results {folder}: no such folder; `repro reproduce --scale smoke` makes {_DEFAULT}")
-    found = find(folder)
+    found = _found(options.results)
     if options.as_reference is not None:
         if len(found) != 1:
-            raise UserError(f"--as-reference needs --results with one run, {folder} has {len(found)}")
+            raise UserError(f"--as-reference needs --results with one run, there are {len(found)}")
         found = [_copy(found[0], options.as_reference)]
     written = [(results, write(results)) for results in found]
+    # Of what was not run here, the committed run is shown.
+    others = [] if options.results or options.as_reference else _committed_alone(found)
+    shown = [(results, sections(results, None)) for results in others]
     if options.json:
-        print(json.dumps([as_data(results, made) for results, made in written], ensure_ascii=False))
+        print(json.dumps([as_data(results, made) for results, made in written + shown], ensure_ascii=False))
         return 0
     console = Console(highlight=False)
+    for results, made in shown:
+        _title(console, results, f"reference, {results.machine}")
+        show(console, results, made, yours="reference")
+        console.print(f"\nThe report with figures: {results.folder / 'report.md'}", soft_wrap=True)
     for results, made in written:
+        _title(console, results, "yours")
         show(console, results, made)
         console.print(f"\nThe report with figures: {results.folder / 'report.md'}", soft_wrap=True)
     return 0
@@ -61,14 +66,33 @@ def main(argv: Sequence[str]) -> int:
 
 def write(results: Results) -> list[Section]:
     """Writes ``report.md`` and its figures into the folder of the run; returns what is in it."""
-    from .plots import draw_all
-
     others = references(results)
     reference = others[0] if others else None
     made = sections(results, reference)
-    draw_all(results.rows, results.folder)
+    draw(results)
     write_text(results.folder / "report.md", markdown(results, reference, made))
     return made
+
+
+def _found(folder: str | None) -> list[Results]:
+    """The runs in a folder; in the default one there may be none as long as there are committed ones."""
+    path = Path(folder or _DEFAULT)
+    if folder is None and not (path.is_dir() and any(path.rglob(ROWS_FILE))) and any(REFERENCE.rglob(ROWS_FILE)):
+        return []
+    if not path.is_dir():
+        raise UserError(f"--results {path}: no such folder; {HINT}")
+    return find(path)
+
+
+def _committed_alone(found: Sequence[Results]) -> list[Results]:
+    """Committed runs of targets and scales that were not run here."""
+    own = {(results.target, results.scale) for results in found}
+    committed = [load(path.parent) for path in sorted(REFERENCE.glob(f"*/*/*/{ROWS_FILE}"))]
+    return [results for results in committed if (results.target, results.scale) not in own]
+
+
+def _title(console: Console, results: Results, whose: str) -> None:
+    console.rule(f"{results.target}, scale {results.scale} ({whose})", align="left")
 
 
 def _parser() -> ArgumentParser:
@@ -76,8 +100,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--results",
         metavar="DIR",
-        default=_DEFAULT,
-        help=f"a run's folder, or one with several below it (default: {_DEFAULT})",
+        help=f"a run's folder, or one with several below it (default: {_DEFAULT}, and of what is not there the "
+        "committed reference)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     parser.add_argument(

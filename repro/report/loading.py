@@ -12,6 +12,7 @@ from repro.errors import UserError
 from repro.experiments.environment import ROOT
 from repro.experiments.rows import ROWS_FILE, RUN_FILE, Row, read_rows
 
+HINT = "`repro reproduce --scale smoke` or `repro run peers --scale smoke` makes one"
 REFERENCE = ROOT / "results" / "reference"
 
 
@@ -69,7 +70,7 @@ def find(folder: Path) -> list[Results]:
     """
     paths = sorted(path.parent for path in folder.rglob(ROWS_FILE) if "earlier" not in path.relative_to(folder).parts)
     if not paths:
-        raise UserError(f"no finished run in {folder}; `repro reproduce --scale smoke` makes one")
+        raise UserError(f"no finished run in {folder}; {HINT}")
     return [load(path) for path in paths]
 
 

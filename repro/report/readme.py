@@ -10,7 +10,7 @@ from repro.experiments.rows import ROWS_FILE, write_text
 from .lines import Line
 from .loading import Results, load
 from .render import table
-from .reproduce import headline
+from .targets import MODULES, headline, pictures
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _ORDER = ("laptop", "gpu", "smoke")
@@ -23,8 +23,9 @@ def block(reference: Path, root: Path) -> str:
         reference: the folder of committed runs, ``MACHINE/TARGET/SCALE`` below it.
         root: the folder of the README; links are relative to it.
     """
-    found = [load(path.parent) for path in sorted(reference.glob(f"*/reproduce/*/{ROWS_FILE}"))]
-    found.sort(key=lambda results: (_ORDER.index(results.scale), results.machine))
+    found = [load(path.parent) for path in sorted(reference.glob(f"*/*/*/{ROWS_FILE}"))]
+    targets = list(MODULES)
+    found.sort(key=lambda one: (_ORDER.index(one.scale), one.machine, targets.index(one.target)))
     if not found:
         return "No committed results yet: `make reproduce` writes yours to `results/local/`."
     return "\n\n".join(_one(results, root) for results in found)
@@ -56,7 +57,7 @@ def with_block(text: str, content: str, name: str) -> str:
 def _one(results: Results, root: Path) -> str:
     run = results.run
     link = _relative(results.folder, root)
-    lines = [Line(one.what, one.provenance, one.yours, paper=one.paper) for one in headline(results, None)]
+    lines = [Line(one.what, one.provenance, one.yours, paper=one.paper) for one in headline(results)]
     checks = run["checks"]
     failed = [check["text"] for check in checks if not check["passed"]]
     parts = [
@@ -65,12 +66,10 @@ def _one(results: Results, root: Path) -> str:
         f"{len(checks) - len(failed)} of {len(checks)} checks passed"
         + (f"; failed: {'; '.join(failed)}" if failed else "")
         + f". Everything: [report]({link}/report.md), [rows]({link}/{ROWS_FILE}).",
-        table(lines).replace("| yours |", "| result |", 1),
     ]
-    pictures = [
-        name for name in ("timeline_translation.png", "loss_translation.png") if (results.folder / name).exists()
-    ]
-    parts += [f"![{name.removesuffix('.png').replace('_', ', ')}]({link}/{name})" for name in pictures]
+    if lines:
+        parts.append(table(lines, yours="result"))
+    parts += [f"![{path.stem.replace('_', ', ')}]({link}/{path.name})" for path in pictures(results)]
     return "\n\n".join(parts)
 
 

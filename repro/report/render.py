@@ -25,7 +25,7 @@ def markdown(results: Results, reference: Results | None, sections: Sequence[Sec
         blocks.append(
             f"*reference*: the committed run on `{reference.machine}` ({reference.run['date'][:10]}, "
             f"{reference.run['device_name']}, {reference.run['cores']} cores). *paper*: only where the paper has the "
-            "figure; its models are full-size, those here are scaled down."
+            "figure; its models are full-size, and what was measured here is scaled down and named so."
         )
     blocks += _left_out(run)
     if run.get("checks"):
@@ -35,22 +35,23 @@ def markdown(results: Results, reference: Results | None, sections: Sequence[Sec
         blocks.append(f"## {section.title}")
         if section.text:
             blocks.append(section.text)
-        blocks.append(table(section.lines))
+        if section.lines:
+            blocks.append(table(section.lines))
         blocks += [f"![{figure.caption}]({figure.name})\n\n*{figure.caption}*" for figure in section.figures]
     return "\n\n".join(blocks) + "\n"
 
 
-def table(lines: Sequence[Line], prefix: str = "") -> str:
-    """A Markdown table with the columns that have anything in them."""
+def table(lines: Sequence[Line], prefix: str = "", yours: str = "yours") -> str:
+    """A Markdown table with the columns that have anything in them; ``yours`` heads the last one."""
     columns = _columns(lines)
-    header = "| what | " + " | ".join(columns) + " |"
+    header = "| what | " + " | ".join([*columns[:-1], yours]) + " |"
     rule = "|---|" + "---|" * len(columns)
     rows = ["| " + " | ".join([one.what, *(one.as_dict()[column] for column in columns)]) + " |" for one in lines]
     return "\n".join(prefix + row for row in (header, rule, *rows))
 
 
-def show(console: Console, results: Results, sections: Sequence[Section]) -> None:
-    """Checks and tables in a terminal."""
+def show(console: Console, results: Results, sections: Sequence[Section], yours: str = "yours") -> None:
+    """Checks and tables in a terminal; ``yours`` heads the last column."""
     run = results.run
     for text in _left_out(run):
         console.print(text.replace("**", ""), style="yellow", highlight=False)
@@ -59,11 +60,13 @@ def show(console: Console, results: Results, sections: Sequence[Section]) -> Non
         made.add_column("what", overflow="fold")
         columns = _columns(section.lines)
         for column in columns:
-            made.add_column(column, justify="left" if column == "provenance" else "right", no_wrap=True)
+            head = yours if column == "yours" else column
+            made.add_column(head, justify="left" if column == "provenance" else "right", no_wrap=True)
         for one in section.lines:
             made.add_row(one.what, *(one.as_dict()[column] for column in columns))
-        console.print(made)
-        console.print()
+        if section.lines:
+            console.print(made)
+            console.print()
     for check in run.get("checks", ()):
         word, style = ("passed", "green") if check["passed"] else ("FAILED", "bold red")
         console.print(f"[{style}]{word}[/] {check['text']}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from repro.experiments.rows import Row
 from repro.experiments.scales import TRANSLATION
@@ -12,6 +13,7 @@ from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
 from .lines import NOTHING, Figure, Line, Section, line
 from .loading import Results
 
+PICTURES = ("timeline_translation.png", "loss_translation.png")
 # What must hold of the engine's step time relative to each other way, and how that reads.
 LIMITS = {ONE_PROCESS: 0.70, BARE_LOOP: 1.05, TORCH: 1.0}
 
@@ -51,6 +53,14 @@ def headline(results: Results, reference: Results | None) -> list[Line]:
     )
     found = [one for section in sections(results, reference) for one in section.lines]
     return [one for one in found if any(word in one.what for word in wanted)]
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Draws every figure for which there are rows."""
+    # Only now: this loads matplotlib.
+    from .plots import draw_all
+
+    draw_all(rows, folder)
 
 
 def _agreement(rows: Sequence[Row], others: Sequence[Row]) -> Section:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from repro.errors import UserError
-from repro.experiments import reproduce, reproduction
+from repro.experiments import parts, reproduce, reproduction
 from repro.experiments.cells import CellStore
 from repro.experiments.plan import Plan, make_plan
 from repro.experiments.progress import Display
@@ -59,8 +59,9 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(reproduction, "run_jobs", made)
-    monkeypatch.setattr(reproduce, "_report", lambda folder, as_json: 0)
+    for module in (reproduction, parts):
+        monkeypatch.setattr(module, "run_jobs", made)
+    monkeypatch.setattr(reproduce, "write_report", lambda folder, as_json: 0)
     return made
 
 
@@ -142,13 +143,13 @@ def test_an_interrupt_keeps_what_was_finished(
             raise KeyboardInterrupt
         return machine(jobs, on_progress)
 
-    monkeypatch.setattr(reproduction, "run_jobs", interrupted)
+    monkeypatch.setattr(parts, "run_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     finished = len(machine.asked)
     assert finished == 12
     machine.asked.clear()
-    monkeypatch.setattr(reproduction, "run_jobs", machine)
+    monkeypatch.setattr(parts, "run_jobs", machine)
     assert run(tmp_path) == 0
     assert len(machine.asked) == 13 - finished
 

@@ -1,0 +1,77 @@
+"""What ``repro reproduce`` and ``repro run`` share: options and their checks, the folder of a run, its report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from repro.arguments import ArgumentParser
+from repro.errors import UserError
+
+from .cells import CellStore
+from .environment import describe_run
+
+DEVICES_HELP = "cpu, cuda:0, or several: cuda:0,cuda:1 (default: cpu, with --scale gpu cuda:0)"
+
+
+def add_output_options(parser: ArgumentParser, target: str) -> None:
+    """``--results`` and ``--json``."""
+    parser.add_argument(
+        "--results", metavar="DIR", help=f"where to write (default: results/local/{target}/SCALE below this folder)"
+    )
+    parser.add_argument("--json", action="store_true", help="print checks and figures as JSON")
+
+
+def check_count(name: str, value: int | None) -> None:
+    """Raises UserError for a number of stages or micro-batches below 1."""
+    if value is not None and value < 1:
+        raise UserError(f"{name}={value}: give a whole number of at least 1")
+
+
+def chosen_device(devices: str | None, scale: str) -> str:
+    """The value of ``--devices``, or its default.
+
+    Raises:
+        UserError: it names no device of this machine.
+    """
+    device = devices or ("cuda:0" if scale == "gpu" else "cpu")
+    if device == "cpu":
+        return device
+    names = device.split(",")
+    if not all(name == "cuda" or name.startswith("cuda:") for name in names):
+        raise UserError(f"--devices {device}: give cpu, cuda:0, or several such as cuda:0,cuda:1")
+    import torch
+
+    count = torch.cuda.device_count()
+    for name in names:
+        number = name.partition(":")[2] or "0"
+        if not number.isdigit() or int(number) >= count:
+            raise UserError(f"--devices {device}: there is no {name}; this machine has {count} CUDA devices")
+    return device
+
+
+def open_run(
+    target: str, scale: str, device: str, results: str | None, command: str
+) -> tuple[CellStore, dict[str, Any]]:
+    """The folder of a run, made if it is not there, and what ``run.json`` says of where and with what it was made.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    run: dict[str, Any] = {"target": target, "scale": scale} | describe_run(command, device)
+    context = {
+        "git_revision": run["git_revision"],
+        "torch": run["versions"]["torch"],
+        "device": [device, run["device_name"]],
+    }
+    store = CellStore(Path(results or f"results/local/{target}/{scale}").resolve(), context)
+    store.prepare()
+    return store, run
+
+
+def write_report(folder: Path, as_json: bool) -> int:
+    """Writes and prints the report as ``repro report`` does: plots are drawn in a process of their own."""
+    words = [sys.executable, "-m", "repro", "report", "--results", str(folder), *(["--json"] if as_json else [])]
+    return subprocess.run(words, check=False).returncode

@@ -1,0 +1,134 @@
+"""``repro run TARGET``: one table or figure of the paper, part by part, then its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from repro.arguments import ArgumentParser
+from repro.errors import UserError
+
+from .catalogue import TARGETS, find_target
+from .cells import CellStore
+from .checks import Check
+from .invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
+from .parts import PartRunner
+from .progress import Display
+from .sweep import Request, SweepPart, Target
+
+SCALES = ("smoke", "laptop", "gpu")
+_COMMON = ("scale", "devices", "num_stages", "num_micro_batches", "results", "json")
+
+_EPILOG = """\
+A run that was stopped goes on where it was when the same command is given again, as long as code, torch and device are
+the same. Exit code: 0 when all checks passed, 1 when one did not or a part failed, 2 for a mistake in the options."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``repro run`` with ``argv`` and returns its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if argv[0].startswith("-"):
+        raise UserError(f"repro run {argv[0]}: the target comes first, one of {', '.join(TARGETS)}")
+    target = find_target(argv[0])
+    options = _parser(target).parse_all(argv[1:])
+    request = _request(options)
+    parts = target.parts(request)
+    _check_unique(target, parts)
+    store, run = open_run(target.name, request.scale, request.device, options.results, " ".join(["repro run", *argv]))
+    with Display({part.title: part.seconds for part in parts}) as display:
+        minutes = sum(part.seconds for part in parts) / 60
+        display.say(
+            f"repro run {target.name} --scale {request.scale}: {len(parts)} parts, "
+            f"{_minutes(minutes)} on two cores if none is finished; results go to {store.folder}"
+        )
+        runner, checks = _run(target, request, parts, store, run, display)
+    failed = bool(runner.failures) or not all(check.passed for check in checks)
+    return write_report(store.folder, options.json) or int(failed)
+
+
+def _run(
+    target: Target,
+    request: Request,
+    parts: Sequence[SweepPart],
+    store: CellStore,
+    run: dict[str, Any],
+    display: Display,
+) -> tuple[PartRunner, list[Check]]:
+    runner = PartRunner(store, display)
+    for part in parts:
+        runner.run([part])
+    rows, checks = target.rows(request, runner.results)
+    run |= {
+        "minutes": runner.minutes,
+        "checks": [asdict(check) for check in checks],
+        "failures": runner.failures,
+    }
+    kept = store.finish(rows, run)
+    if kept is not None:
+        display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
+    return runner, checks
+
+
+def _request(options: Any) -> Request:
+    for name in ("num_stages", "num_micro_batches"):
+        for value in getattr(options, name) or ():
+            check_count(name, value)
+    own = {name: value for name, value in vars(options).items() if name not in _COMMON}
+    stages, micro_batches = (
+        None if values is None else tuple(dict.fromkeys(values))
+        for values in (options.num_stages, options.num_micro_batches)
+    )
+    return Request(options.scale, chosen_device(options.devices, options.scale), stages, micro_batches, own)
+
+
+def _check_unique(target: Target, parts: Sequence[SweepPart]) -> None:
+    for what in ("name", "title"):
+        values = [getattr(part, what) for part in parts]
+        if len(values) != len(set(values)):
+            raise ValueError(f"two parts of {target.name} have the same {what}: {values}")
+
+
+def _parser(target: Target) -> ArgumentParser:
+    times = ", ".join(f"{scale} {_minutes(minutes)}" for scale, minutes in target.minutes.items())
+    description = (
+        f"{target.summary}\nExpected on two cores: {times}. Writes rows.jsonl, run.json and report.md with figures."
+    )
+    parser = ArgumentParser(f"repro run {target.name}", description, _EPILOG)
+    parser.add_argument("--scale", choices=SCALES, default="laptop", help="how big it is (default: laptop)")
+    parser.add_argument("--devices", metavar="D", help=DEVICES_HELP)
+    for letter, name, what in (("K", "stages", "stages"), ("M", "micro-batches", "micro-batches")):
+        parser.add_argument(
+            f"-{letter}",
+            f"--num-{name}",
+            type=int,
+            nargs="+",
+            metavar=letter,
+            help=f"numbers of {what}, one or several (default: the target's)",
+        )
+    target.add_options(parser)
+    add_output_options(parser, target.name)
+    return parser
+
+
+def _minutes(minutes: float) -> str:
+    return f"{60 * minutes:.0f} seconds" if minutes < 1 else f"about {minutes:.0f} minutes"
+
+
+def _help() -> str:
+    names = "\n".join(f"  {name}" for name in TARGETS)
+    return f"""usage: repro run TARGET [options]
+
+Runs one table or figure of the paper and writes its report: paper | reference | yours.
+
+targets:
+{names}
+
+repro run TARGET --help says what it shows, how long it takes, and its options.
+
+examples:
+  repro run table2 --scale smoke
+  repro run table2 -K 2 4 -M 1 32
+  repro run peers --scale laptop --json"""
