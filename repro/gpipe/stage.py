@@ -114,6 +114,12 @@ class Stage:
         """Micro-batches whose activations (the graph, not only the stage's input) are alive."""
         return sum(flight.outputs is not None for flight in self._flights.values())
 
+    def held(self) -> Iterator[Tensor]:
+        """What the stage itself keeps of its micro-batches in flight: inputs, targets, outputs (graphs keep more)."""
+        for flight in self._flights.values():
+            for part in (flight.inputs, flight.targets, flight.outputs):
+                yield from (e for e in elements(part if part is not None else ()) if e is not None)
+
     def needs_gradient(self, inputs: Boundary) -> bool:
         """Whether B of this stage has anything to do for these inputs."""
         return any(p.requires_grad for p in self._parameters) or any(
