@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .actions import Action, Kind, Remat, Schedule, ScheduleError
-from .messages import Direction, Message, edges, forward_only, incoming, merged_order
+from .messages import Direction, Message, edges, forward_only, incoming, merged_order, receive_windows
 from .registry import GENERATORS, Generator, make_schedule
 from .simulate import Timeline, simulate
 from .theory import (
@@ -39,6 +39,7 @@ __all__ = [
     "merged_order",
     "naive_bubble",
     "naive_makespan",
+    "receive_windows",
     "simulate",
     "smallest_num_micro_batches",
     "validate",

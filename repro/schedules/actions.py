@@ -61,6 +61,8 @@ class Schedule:
         placement: for every stage (K x V of them) the ranks that hold it. Nothing may assume that stage = rank or
             that neighbouring stages are on neighbouring ranks.
         actions: for every rank, its actions in the order in which it runs them.
+        flush: whether the weights change once, after the last action; if not, after the backward of every micro-batch.
+        restriction: for a schedule that can be simulated and drawn only, why it cannot be executed; else empty.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Schedule:
     remat: Remat
     placement: tuple[tuple[int, ...], ...]
     actions: tuple[tuple[Action, ...], ...]
+    flush: bool = True
+    restriction: str = ""
 
     @property
     def total_stages(self) -> int:

@@ -14,6 +14,8 @@ def build(
     remat: Remat,
     placement: Sequence[tuple[int, ...]],
     orders: Iterable[Iterable[Action]],
+    *,
+    restriction: str = "",
 ) -> Schedule:
     """A schedule from the order of its F, B, I and W.
 
@@ -28,6 +30,7 @@ def build(
         remat: which micro-batches get an R.
         placement: for every stage the ranks that hold it.
         orders: for every rank its actions in order, without R.
+        restriction: why it cannot be executed, if so.
     """
     return Schedule(
         name=name,
@@ -37,6 +40,7 @@ def build(
         remat=remat,
         placement=tuple(placement),
         actions=tuple(tuple(_with_recompute(order, num_micro_batches, remat)) for order in orders),
+        restriction=restriction,
     )
 
 

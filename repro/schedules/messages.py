@@ -65,6 +65,39 @@ def incoming(schedule: Schedule, rank: int) -> dict[tuple[int, Direction], tuple
     }
 
 
+def receive_windows(schedule: Schedule, rank: int, ahead: int) -> dict[Message, int]:
+    """How many messages of its channel may be on their way or held when ``rank`` waits for a message.
+
+    A receive that is posted before its message comes costs neither side a second round trip. An activation may be
+    received early for free where the schedule comes to hold as many later anyway: with GPipe all M of a step.
+
+    Args:
+        ahead: messages beyond the one waited for that every channel may have on their way.
+
+    Returns:
+        For each message that arrives at ``rank``, the number of messages of its channel, counted from the first of the
+        step, whose receives may be posted then.
+    """
+    windows: dict[Message, int] = {}
+    for (_, direction), messages in incoming(schedule, rank).items():
+        number = {message: index for index, message in enumerate(messages)}
+        held, most, before = 0, 0, [0] * len(messages)
+        for kind, stage, micro_batch in schedule.actions[rank]:
+            index = number.get(Message("activation", stage - 1, stage, micro_batch))
+            if direction != "activation" or index is None:
+                continue
+            if kind is Kind.FORWARD:
+                before[index] = held
+                held += 1
+                most = max(most, held)
+            elif kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRADIENT:
+                held -= 1
+        # Without a backward half nothing is held.
+        free = [most - count if held == 0 else 0 for count in before]
+        windows |= {message: index + max(1 + ahead, free[index]) for message, index in number.items()}
+    return windows
+
+
 def forward_only(schedule: Schedule) -> Schedule:
     """The same schedule without its backward half, for evaluation: every F, in the same order on the same ranks."""
     return replace(

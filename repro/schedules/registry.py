@@ -8,9 +8,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from .actions import Remat, Schedule, ScheduleError
+from .chimera import chimera
 from .gpipe import gpipe
+from .interleaved import interleaved
 from .one_f_one_b import one_f_one_b
+from .pipedream import pipedream
 from .validate import validate
+from .zb_v import zb_v
 from .zero_bubble import zb_h1, zb_h2
 
 
@@ -24,9 +28,21 @@ class Generator(Protocol):
 
 
 GENERATORS: Mapping[str, Generator] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-h2": zb_h2}
+    {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": interleaved,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-v": zb_v,
+        "chimera": chimera,
+        "pipedream": pipedream,
+    }
 )
 """The families by name."""
+
+SIMULATED_ONLY = ("chimera", "pipedream")
+"""Those that can be simulated and drawn, but not executed."""
 
 
 def make_schedule(
@@ -76,6 +92,16 @@ def make_schedule(
             f"{built}, but {asked} was asked for"
         )
     return schedule
+
+
+def require_executable(schedule: Schedule) -> None:
+    """Raises ``ScheduleError`` for a schedule that can be simulated and drawn only."""
+    if schedule.restriction:
+        others = ", ".join(name for name in GENERATORS if name not in SIMULATED_ONLY)
+        raise ScheduleError(
+            f"schedule={schedule.name!r} can be simulated and drawn, but not executed: {schedule.restriction}; take "
+            f"one of {others}"
+        )
 
 
 def _advice(given: object, known: list[str]) -> str:
