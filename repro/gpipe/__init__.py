@@ -14,7 +14,8 @@ from .pipeline_module import PipelineModule
 from .results import StepResult, Totals
 from .stage import is_recomputing
 from .strategy import GPipeStrategy
-from .tracing import Event
+from .trace_files import TraceWriter
+from .tracing import Event, Trace, Transfer
 from .verification import Verification, verify
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
     "StageError",
     "StepResult",
     "Totals",
+    "Trace",
+    "TraceWriter",
+    "Transfer",
     "Verification",
     "is_recomputing",
     "verify",

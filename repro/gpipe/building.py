@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from repro.errors import UserError
 from repro.planning import check_partition, partition
 
 from .microbatch import Boundary
-from .profiling import Factory, flop_costs, parameter_costs, time_costs
+from .profile_cache import ProfileCache
+from .profiling import Factory, cached_time_costs, flop_costs, parameter_costs
 from .rng import initialisation_seed, preserved
+
+Measure = Callable[[torch.device, Precision, int | None], list[float]]
+"""Seconds of every layer on a device, in a precision, for micro-batches of so many rows."""
 
 PARTITION_RULES = ("flops", "parameters", "time", "uniform")
 
@@ -138,7 +143,7 @@ def build_layers(
     here: Sequence[bool],
     seed: int,
     example: Callable[[], Boundary | None],
-    timed: Callable[[Callable[[torch.device], list[float]]], list[float]],
+    timed: Callable[[Measure], list[float]],
 ) -> BuiltLayers:
     """Makes this rank's layers; those of other ranks stay on the meta device.
 
@@ -149,7 +154,8 @@ def build_layers(
         here: for each stage, whether it is on this rank.
         seed: of initial weights.
         example: gives the example inputs, or None.
-        timed: calls the function that it is given on one rank's device, and gives all ranks the seconds.
+        timed: calls the function that it is given on one rank, with that rank's device, the precision and the rows of
+            a micro-batch, and gives all ranks the seconds.
 
     Raises:
         UserError: the layers cannot be cut as asked, or the model was built for other stages.
@@ -158,7 +164,11 @@ def build_layers(
 
     def times(inputs: Boundary) -> list[float]:
         made = [_maker(factory, seed, index) for index, factory in enumerate(factories)]
-        return timed(lambda device: time_costs(made, inputs, device))
+        return timed(
+            lambda device, precision, rows: cached_time_costs(
+                ProfileCache(), skeletons, made, inputs, device, precision=precision, rows=rows
+            )
+        )
 
     counts, costs, name = choose_partition(rule, skeletons, len(here), example=example, timed=times)
     is_here = [held for held, count in zip(here, counts, strict=True) for _ in range(count)]

@@ -36,6 +36,7 @@ def announce_decisions(
     forward = [cost / unit for cost in per_stage]
     timeline = simulate(plan, forward=forward, backward=[2 * f for f in forward], recompute=forward)
     bottleneck = max(range(len(per_stage)), key=lambda stage: per_stage[stage])
+    cost = f" ({1000 * per_stage[bottleneck]:.3g} ms a micro-batch)" if rule == "time" else ""
     virtual = f" x V = {num_virtual_stages}" if num_virtual_stages > 1 else ""
     where = "in this process" if processes == 1 else f"in {processes} processes"
     replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
@@ -44,7 +45,7 @@ def announce_decisions(
         "schedule "
         f"{plan.name}, remat {remat}.\n"
         f"Partition by {rule}: {list(partition)} layers; the largest stage ({bottleneck}) has "
-        f"{per_stage[bottleneck] / unit:.2f} x the mean cost.\n"
+        f"{per_stage[bottleneck] / unit:.2f} x the mean cost{cost}.\n"
         f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
         f"{max(timeline.peak_live)} micro-batches with live activations on a rank."
     )

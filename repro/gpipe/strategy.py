@@ -39,15 +39,15 @@ from typing_extensions import override
 from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
-from .building import build_layers
+from .building import Measure, build_layers
 from .checks import check_module, check_options, check_parameters, check_run
+from .clocks import gather_trace
 from .decisions import announce_decisions
 from .engine import Engine
 from .failure import PipelineError, StageError, describe
 from .gathering import (
     MetricStates,
     OptimizerLayout,
-    gather_dicts,
     gather_gradients,
     gather_module_state,
     load_module_state,
@@ -58,6 +58,7 @@ from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import PipelineModule
+from .profiling import micro_batch_rows_of
 from .reading import FollowingLoader, Progress, RandomState, ReadingLoader, announcer, deal_out, is_placeholder
 from .results import StepResult, Totals
 from .schedulers import due_steps, make_up_for
@@ -191,6 +192,11 @@ class GPipeStrategy(ParallelStrategy):
         return self._mesh
 
     @property
+    def traces(self) -> bool:
+        """Whether steps are recorded."""
+        return self._trace
+
+    @property
     def partition(self) -> tuple[int, ...]:
         """Layers of each stage, once they are known."""
         if self._partition is None:
@@ -289,7 +295,7 @@ class GPipeStrategy(ParallelStrategy):
             here=[rank is None or rank in ranks for ranks in placement],
             seed=self._seed,
             example=lambda: _example(module),
-            timed=lambda measure: self.broadcast(measure(self.root_device) if self.global_rank == 0 else []),
+            timed=self._timed,
         )
         module.model, self._partition, self._own = built.model, built.partition, built.own
         if self.is_global_zero and not self._announced:
@@ -537,10 +543,10 @@ class GPipeStrategy(ParallelStrategy):
     def gather_trace(self) -> list[Event]:
         """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
 
-        Needs ``trace=True``; every rank must call it.
+        Needs ``trace=True``; every rank must call it. ``repro.gpipe.TraceWriter`` writes files, with the messages.
         """
-        events = {self.global_rank: self.engine.events}
-        return [event for part in gather_dicts(events, self._mesh).values() for event in part]
+        with self._explaining():
+            return list(gather_trace(self.engine.recorder, self._mesh).actions)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -611,6 +617,13 @@ class GPipeStrategy(ParallelStrategy):
             yield mesh
         finally:
             mesh.close()
+
+    def _timed(self, measure: Measure) -> list[float]:
+        """The seconds that the layers take on the first rank, on every rank."""
+        if self.global_rank != 0:
+            return self.broadcast([])
+        rows = micro_batch_rows_of(self._module.trainer.fit_loop._data_source.instance, self.num_micro_batches)
+        return self.broadcast(measure(self.root_device, self.precision_plugin, rows))
 
     def _split(self, batch: Any) -> tuple[Boundary | None, Boundary | None]:
         if self.is_placeholder(batch):

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from repro.errors import UserError
 
@@ -130,7 +130,8 @@ def _check_caps(
         for value in values:
             if not (math.isfinite(value) and value >= 0):
                 raise PartitionError(f"{name} {value!r}: give a finite number of at least 0")
-    return list(accumulate(map(Fraction, sizes), initial=Fraction(0))), list(map(Fraction, given))
+    exact = [Fraction(size) for size in sizes]
+    return list(accumulate(exact, initial=Fraction(0))), [Fraction(cap) for cap in given]
 
 
 def _capped(prefix: list[int], num_stages: int, sizes: list[Fraction], caps: list[Fraction]) -> list[int]:
@@ -144,7 +145,7 @@ def _capped(prefix: list[int], num_stages: int, sizes: list[Fraction], caps: lis
         tight = max(range(num_stages), key=lambda stage: caps[stage])
         raise PartitionError(
             f"no {num_stages} stages keep to the caps: the layers take {float(sizes[-1]):g} in all, the largest "
-            f"{max(float(b - a) for a, b in zip(sizes, sizes[1:], strict=False)):g}, and the caps allow "
+            f"{max(float(b - a) for a, b in pairwise(sizes)):g}, and the caps allow "
             f"{float(sum(caps)):g} in all, {float(caps[tight]):g} at most on one; use more stages, or more per stage"
         )
     low, high = _bottleneck(prefix, num_stages), prefix[-1]

@@ -116,3 +116,48 @@ def test_check_partition_errors(counts: list[int], num_layers: int, num_stages: 
         check_partition(counts, num_layers, num_stages)
     for part in parts:
         assert part in str(caught.value)
+
+
+@given(layers=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=9), data=st.data())
+def test_caps_are_kept_and_the_bottleneck_is_the_best_under_them(
+    layers: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    costs, sizes = [cost for cost, _ in layers], [size for _, size in layers]
+    num_stages = data.draw(st.integers(1, len(layers)))
+    caps = data.draw(st.lists(st.integers(0, 25), min_size=num_stages, max_size=num_stages))
+    allowed = [
+        candidate
+        for candidate in all_partitions(len(layers), num_stages)
+        if all(size <= cap for size, cap in zip(stage_costs(sizes, candidate), caps, strict=True))
+    ]
+    if not allowed:
+        with pytest.raises(PartitionError, match="stages keep to the caps"):
+            partition(costs, num_stages, sizes=sizes, caps=caps)
+        return
+    counts = partition(costs, num_stages, sizes=sizes, caps=caps)
+    assert counts in allowed
+    assert max(stage_costs(costs, counts)) == min(max(stage_costs(costs, candidate)) for candidate in allowed)
+
+
+def test_one_cap_for_all_stages_and_room_enough_change_nothing() -> None:
+    assert partition([1] * 6, 3, sizes=[1] * 6, caps=100) == [2, 2, 2]
+    assert partition([3, 1, 1, 1], 2) == [1, 3]
+    assert partition([3, 1, 1, 1], 2, sizes=[1, 1, 1, 1], caps=2) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "caps", "parts"),
+    [
+        (None, [1, 1], ["need sizes", "3 layers"]),
+        ([1, 2], [1, 1], ["3 layers", "got 2"]),
+        ([1, 2, 3], [1], ["1 entries", "2 stages"]),
+        ([1, -2, 3], [1, 1], ["size -2"]),
+        ([1, 2, 3], [math.inf, 1], ["cap inf"]),
+        ([1, 2, 3], [2, 2], ["caps allow 4", "take 6", "largest 3"]),
+    ],
+)
+def test_caps_that_cannot_be(sizes: list[float] | None, caps: list[float], parts: list[str]) -> None:
+    with pytest.raises(PartitionError) as caught:
+        partition([1, 1, 1], 2, sizes=sizes, caps=caps)
+    for part in parts:
+        assert part in str(caught.value)
