@@ -59,16 +59,15 @@ def stage_of(workload: Workload, rank: int) -> nn.Sequential:
 
 
 def batch_of(workload: Workload) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, (batch size, length, d_model) each."""
+    """Inputs (batch size, length, d_model), and targets (batch size, length): as small as the labels of a real task."""
     generator = torch.Generator().manual_seed(workload.seed)
-    shape = (2, workload.batch_size, workload.length, workload.d_model)
-    inputs, targets = torch.randn(shape, generator=generator)
-    return inputs, targets
+    inputs = torch.randn((workload.batch_size, workload.length, workload.d_model), generator=generator)
+    return inputs, torch.randn(inputs.shape[:2], generator=generator)
 
 
 def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Sum over rows of the mean square error of a row."""
-    return (outputs - targets).square().mean(dim=(1, 2)).sum()
+    """Sum over rows of a row's mean square error: of the mean of each token's states from its target."""
+    return (outputs.mean(dim=2) - targets).square().mean(dim=1).sum()
 
 
 def one_process(workload: Workload) -> Way:

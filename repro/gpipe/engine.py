@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,14 +16,24 @@ from repro.schedules import Action, Generator, Kind, Remat, Schedule, forward_on
 
 from .failure import PipelineError, StageError, describe
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, count_rows, gather, map_tensors, micro_batch_rows, scatter
+from .microbatch import BatchError, Boundary, count_rows, elements, gather, map_tensors, micro_batch_rows, scatter
 from .results import StepResult, Totals
 from .rng import StepKey
 from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder
 from .transport import LocalTransport, ProcessTransport
-from .wire import ConnectionLost, Sender, receive_boundary, receive_object
+from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_object, receive_tensors, spec_of
+
+
+class _Coming(NamedTuple):
+    """What the rank that reads data says of a step before it; a header is None where there is no such batch."""
+
+    mode: str
+    rows: int
+    batch_counter: int
+    inputs: BoundarySpec | None
+    targets: BoundarySpec | None
 
 
 class Engine:
@@ -188,10 +199,10 @@ class Engine:
         self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int, loss_scale: float = 1.0
     ) -> tuple[Totals, int, Boundary | None]:
         with self._telling_failures():
-            rows, batch_counter, has_targets = self._agree(mode, inputs, targets, batch_counter)
-            if mode is not Mode.PREDICT and rows and not has_targets:
+            coming = self._agree(mode, inputs, targets, batch_counter)
+            if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
                 raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
-            parts = micro_batch_rows(rows, self.num_micro_batches)
+            parts = micro_batch_rows(coming.rows, self.num_micro_batches)
             step = Step(
                 mode,
                 self.stages,
@@ -199,16 +210,16 @@ class Engine:
                 self.recorder.running if self._trace else self.recorder.ignoring,
                 last=self._last,
                 rows=parts,
-                key=StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0),
+                key=StepKey(self.seed, coming.batch_counter, self.mesh.replica if self.mesh else 0),
                 remat=self._remat,
-                seed=loss_scale / rows if rows else 0.0,
+                seed=loss_scale / coming.rows if coming.rows else 0.0,
             )
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
                 self._transport.begin(schedule, parts, self.recorder)
-                step.inputs = self._deliver(inputs, 0, parts)
-                step.targets = self._deliver(targets, self._last, parts) if has_targets else None
+                step.inputs = self._deliver(inputs, coming.inputs, 0, parts)
+                step.targets = self._deliver(targets, coming.targets, self._last, parts)
                 for rank, action in plan:
                     with self._locating(rank, action):
                         step.execute(rank, action)
@@ -219,39 +230,42 @@ class Engine:
                 reduce = self.mesh.sum_over_replicas if self.mesh and self.mesh.data_parallel_size > 1 else None
                 for stage in self.stages.values():
                     stage.batch_norm.update(reduce)
-            return totals, rows, outputs
+            return totals, coming.rows, outputs
 
-    def _agree(
-        self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int
-    ) -> tuple[int, int, bool]:
+    def _agree(self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int) -> _Coming:
         """The rank that reads data tells the others of its replica what comes."""
         mesh = self.mesh
         if mesh is not None and not mesh.reads_data:
-            told, rows, batch_counter, has_targets = receive_object(mesh.rank_of(0), mesh.control)
-            if told != mode.value:
+            told: _Coming = receive_object(mesh.rank_of(0), mesh.control)
+            if told.mode != mode.value:
                 raise UserError(
-                    f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told}s"
+                    f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
                 )
-            return rows, batch_counter, has_targets
-        rows = 0 if inputs is None else count_rows(inputs, targets)
+            return told
+        coming = _Coming(
+            mode.value,
+            0 if inputs is None else count_rows(inputs, targets),
+            batch_counter,
+            None if inputs is None else spec_of(inputs),
+            None if targets is None else spec_of(targets),
+        )
         if mesh is not None:
             for peer in range(1, mesh.num_stages):
-                self._sender.send_object(
-                    (mode.value, rows, batch_counter, targets is not None), mesh.rank_of(peer), mesh.control
-                )
-        return rows, batch_counter, targets is not None
+                self._sender.send_object(coming, mesh.rank_of(peer), mesh.control)
+        return coming
 
-    def _deliver(self, batch: Boundary | None, stage: int, parts: tuple[int, ...]) -> list[Boundary] | None:
+    def _deliver(
+        self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]
+    ) -> list[Boundary] | None:
         """Brings the reading rank's inputs or targets to the stage that uses them, whole, and cuts them there."""
         mesh = self.mesh
         pipeline_rank = self._first_rank if stage == 0 else self._last_rank
-        if mesh is not None and pipeline_rank != 0:
-            if mesh.reads_data:
-                assert batch is not None
-                self._sender.send_boundary(batch, mesh.rank_of(pipeline_rank), mesh.control, mesh.activations)
+        if mesh is not None and pipeline_rank != 0 and spec is not None:
+            if batch is not None:
+                self._sender.send_tensors(elements(batch), mesh.rank_of(pipeline_rank), mesh.activations)
                 return None
             if mesh.pipeline_rank == pipeline_rank:
-                batch = receive_boundary(mesh.rank_of(0), mesh.control, mesh.activations, self._device)
+                batch = receive_tensors(spec, mesh.rank_of(0), mesh.activations, self._device)
         if batch is None or stage not in self.stages:
             return None
         device = self.stages[stage].device

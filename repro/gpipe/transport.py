@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from repro.schedules import Message, Schedule, incoming
+from repro.schedules import Direction, Message, Schedule, incoming, receive_windows
 
 from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, elements, like
@@ -20,17 +20,17 @@ from .tracing import Recorder
 from .wire import (
     BoundarySpec,
     Sender,
-    TensorSpec,
+    absent_like,
     as_bytes,
-    as_frames,
     empty_frames,
+    is_absent,
     receive_object,
     spec_of,
     talking_to,
 )
 
 _AHEAD = 2
-"""Receives that are posted beyond the one that is needed now, so that messages arrive during arithmetic."""
+"""Receives that are always posted beyond the one that is needed now, so that messages arrive during arithmetic."""
 
 
 class LocalTransport:
@@ -125,6 +125,7 @@ class _Inbox:
         self.source = source
         self.group = group
         self.unposted = deque(messages)
+        self.count = 0
         self.posted: dict[Message, _Posted] = {}
 
     def post(self, spec: BoundarySpec, device: torch.device) -> None:
@@ -136,6 +137,7 @@ class _Inbox:
                 work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
             assert work is not None
             works.append(work)
+        self.count += 1
         self.posted[self.unposted.popleft()] = _Posted(works, elements(spec.assemble(tensors)), spec)
 
 
@@ -143,7 +145,7 @@ class ProcessTransport(LocalTransport):
     """Carries messages between the ranks of a pipeline with ``torch.distributed``; within a rank they stay local.
 
     Each edge sends one header with the first micro-batch of a step, and again when the rows of a micro-batch change.
-    The receiver posts its receives in the sender's order, a few ahead of need.
+    The receiver posts its receives in the sender's order and ahead of need, see ``receive_windows``.
 
     Args:
         mesh: ranks and groups.
@@ -160,6 +162,9 @@ class ProcessTransport(LocalTransport):
         self._recorder = Recorder()
         self._runs_on: tuple[int, ...] = ()
         self._inboxes: dict[tuple[int, str], _Inbox] = {}
+        self._schedule: Schedule | None = None
+        self._channels: dict[tuple[int, Direction], tuple[Message, ...]] = {}
+        self._windows: dict[Message, int] = {}
         self._headers: dict[int, tuple[int, BoundarySpec]] = {}
         self._wanted: dict[tuple[int, int], BoundarySpec] = {}
 
@@ -168,10 +173,14 @@ class ProcessTransport(LocalTransport):
         super().begin(schedule, rows, recorder)
         self._recorder = recorder
         self._runs_on = tuple(ranks[0] for ranks in schedule.placement)
+        if schedule is not self._schedule:
+            self._schedule = schedule
+            self._channels = incoming(schedule, self._mesh.pipeline_rank)
+            self._windows = receive_windows(schedule, self._mesh.pipeline_rank, _AHEAD)
         groups = {"activation": self._mesh.activations, "gradient": self._mesh.gradients}
         self._inboxes = {
             (source, direction): _Inbox(self._mesh.rank_of(source), groups[direction], messages)
-            for (source, direction), messages in incoming(schedule, self._mesh.pipeline_rank).items()
+            for (source, direction), messages in self._channels.items()
         }
 
     @override
@@ -183,9 +192,8 @@ class ProcessTransport(LocalTransport):
         if self._check(message, spec):
             self._sender.send_object(spec, self._mesh.rank_of(target), self._mesh.control)
         wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
-        present = TensorSpec(torch.uint8, (sum(e is not None for e in wanted),), False)
-        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, (*wanted, present))
-        self._send(elements(boundary), target, self._mesh.activations)
+        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
+        self._sender.send_tensors(elements(boundary), self._mesh.rank_of(target), self._mesh.activations)
 
     @override
     def receive_activation(self, message: Message) -> Boundary:
@@ -203,11 +211,9 @@ class ProcessTransport(LocalTransport):
         target = self._runs_on[message.target_stage]
         if target == self._mesh.pipeline_rank:
             return super().send_gradient(message, gradients)
-        # Receives are posted before it is known that nothing depends on an element: zeros fill its place.
         wanted = [pair for pair in gradients if pair is not None]
-        present = torch.tensor([gradient is not None for _, gradient in wanted], dtype=torch.uint8, device=self._device)
-        filled = [torch.zeros_like(value) if gradient is None else gradient for value, gradient in wanted]
-        self._send([*filled, present], target, self._mesh.gradients)
+        filled = [absent_like(value) if gradient is None else gradient for value, gradient in wanted]
+        self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
 
     @override
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
@@ -216,10 +222,7 @@ class ProcessTransport(LocalTransport):
             return super().receive_gradient(message)
         received = self._take(self._inboxes[source, message.direction], message)
         del self._wanted[message.target_stage, message.micro_batch]
-        *values, mask = received.values
-        assert mask is not None
-        present = iter(mask.tolist())
-        return tuple(None if value is None or not next(present) else value for value in values)
+        return tuple(None if value is None or is_absent(value) else value for value in received.values)
 
     @override
     def finish(self) -> None:
@@ -233,10 +236,6 @@ class ProcessTransport(LocalTransport):
         self._headers.clear()
         self._wanted.clear()
 
-    def _send(self, tensors: Sequence[Tensor | None], target: int, group: dist.ProcessGroup) -> None:
-        for frame in as_frames([tensor for tensor in tensors if tensor is not None]):
-            self._sender.send(frame, self._mesh.rank_of(target), group)
-
     def _take(self, inbox: _Inbox, message: Message) -> _Posted:
         with self._recorder.waiting():
             while message not in inbox.posted:
@@ -244,7 +243,7 @@ class ProcessTransport(LocalTransport):
                 assert spec is not None
                 inbox.post(spec, self._device)
             received = inbox.posted.pop(message)
-            while inbox.unposted and len(inbox.posted) < _AHEAD:
+            while inbox.unposted and inbox.count < self._windows[message]:
                 spec = self._spec(inbox.unposted[0], may_wait=False)
                 if spec is None:
                     break

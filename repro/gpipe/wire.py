@@ -26,6 +26,7 @@ _PIECE = 2**20
 _ALIGNMENT = 64
 """Of each tensor in a piece, in bytes; enough for any dtype."""
 
+_ONES = 0xFF
 _FRAME = 2048
 _LENGTH = 8
 
@@ -93,15 +94,33 @@ class BoundarySpec(NamedTuple):
         return f"({listed})" if self.is_tuple else listed
 
 
-def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...]) -> BoundarySpec:
-    """The header of ``boundary``."""
+def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...] | None = None) -> BoundarySpec:
+    """The header of ``boundary``; without ``requires_grad`` no gradient will come back."""
+    values = elements(boundary)
     return BoundarySpec(
         isinstance(boundary, tuple),
         tuple(
             None if element is None else TensorSpec(element.dtype, tuple(element.shape), flag)
-            for element, flag in zip(elements(boundary), requires_grad, strict=True)
+            for element, flag in zip(values, requires_grad or (False,) * len(values), strict=True)
         ),
     )
+
+
+def absent_like(value: Tensor) -> Tensor:
+    """What travels in place of a gradient that is None: bytes of ones, a NaN that no arithmetic makes.
+
+    The receive is posted before anyone knows whether there is a gradient, so something must come.
+    """
+    absent = torch.empty_like(value, memory_format=torch.contiguous_format)
+    as_bytes(absent).fill_(_ONES)
+    return absent
+
+
+def is_absent(gradient: Tensor) -> bool:
+    """Whether ``gradient`` came from ``absent_like``; the first entry tells but for that one NaN."""
+    data = as_bytes(gradient)
+    first = data[: gradient.element_size()]
+    return data.numel() > 0 and bool((first == _ONES).all()) and bool((data == _ONES).all())
 
 
 def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -185,9 +204,12 @@ class Sender:
         self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
     ) -> None:
         """Starts to send a whole boundary with its header, for ``receive_boundary``."""
-        values = elements(boundary)
-        self.send_object(spec_of(boundary, (False,) * len(values)), destination, control)
-        for frame in as_frames([value for value in values if value is not None]):
+        self.send_object(spec_of(boundary), destination, control)
+        self.send_tensors(elements(boundary), destination, group)
+
+    def send_tensors(self, tensors: Sequence[Tensor | None], destination: int, group: dist.ProcessGroup) -> None:
+        """Starts to send the tensors of one message to a receiver that knows their specs."""
+        for frame in as_frames([tensor for tensor in tensors if tensor is not None]):
             self.send(frame, destination, group)
 
     def drain(self) -> None:
@@ -239,7 +261,11 @@ def receive_boundary(
     source: int, control: dist.ProcessGroup, group: dist.ProcessGroup, device: torch.device
 ) -> Boundary:
     """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
-    spec: BoundarySpec = receive_object(source, control)
+    return receive_tensors(receive_object(source, control), source, group, device)
+
+
+def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, device: torch.device) -> Boundary:
+    """Waits for what global rank ``source`` sent with ``Sender.send_tensors``."""
     buffers, tensors = empty_frames(spec.tensors, device)
     for buffer in buffers:
         with talking_to(source):
