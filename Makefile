@@ -18,17 +18,26 @@ OPTIONS = $(if $(K),-K $(K)) $(if $(M),-M $(M)) $(if $(DEVICES),--devices $(DEVI
 .DELETE_ON_ERROR:
 .PHONY: help setup data reproduce smoke test check report clean distclean
 
+# Tables and figures of the paper, one command each: `repro run NAME`.
+SWEEPS := table1 table2 table3 remat breakdown bubble figure2 peers
+.PHONY: throughput memory smoke-systems $(SWEEPS)
+# Where several are asked for, one whose checks do not all hold does not keep the others from running.
+ifneq (,$(filter throughput memory smoke-systems $(SWEEPS),$(MAKECMDGOALS)))
+MAKEFLAGS += --keep-going
+endif
+
 help: ## 0 | this page
 	@echo "Reproduction suite of the paper GPipe. Targets, with minutes on two CPU cores:"
 	@echo
-	@awk -F ':.*## | [|] ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %7s min  %s\n", $$1, $$2, $$3 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## | [|] ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %7s min  %s\n", $$1, $$2, $$3 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "The first target that you run also does 'setup'; later ones download nothing."
 	@echo
 	@echo "Variables, as in: make reproduce SCALE=smoke K=2 M=8"
-	@echo "  SCALE=smoke|laptop      how big 'reproduce' is (now: $(SCALE))"
-	@echo "  K=  M=                  pipeline stages, micro-batches (default: what the scale says)"
-	@echo "  DEVICES=cpu|cuda:0      where it runs (default: what is found)"
+	@echo "  SCALE=smoke|laptop|gpu  how big a run is (now: $(SCALE))"
+	@echo "  K=  M=                  pipeline stages, micro-batches (default: what the scale says); tables and figures take"
+	@echo "                          several: make table2 K=\"2 4 8\" M=\"1 4 32\""
+	@echo "  DEVICES=cpu|cuda:0      where it runs (default: cpu; with SCALE=gpu cuda:0)"
 	@echo "  PYTHON=python3.12       which Python (3.11 or later) makes .venv (default: the first one found)"
 	@echo "  TORCH_INDEX=URL         package index to take PyTorch from, for example one of CPU builds"
 
@@ -42,11 +51,32 @@ reproduce: $(STAMP) ## 15 | both models through the pipeline and unsplit, side b
 	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
 
-smoke: $(STAMP) ## 3 | the same, as small as it gets (what CI runs)
+# By claim ...
+throughput: table2 table3 ## 13 | Tables 2 and 3: simulated, emulated and measured beside the paper
+
+memory: table1 ## 3 | Table 1: the largest model and its memory
+
+# ... and by place in the paper.
+table1: ## 3 | the largest model that fits, counted, predicted and measured
+table2: ## 11 | throughput over K and M
+table3: ## 2 | throughput over a slow link
+remat: ## 4 | what re-materialization costs and saves
+breakdown: ## 2 | where the time of a step goes
+bubble: ## 4 | the bubble over K and M, and what M costs
+figure2: ## 1 | naive model parallelism against the pipeline, from real traces
+peers: ## 8 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
+
+$(SWEEPS): $(STAMP)
+	@$(BIN)/repro run $@ --scale $(SCALE) $(OPTIONS)
+
+smoke-systems: ## 3 | all of these, as small as they get (what CI runs)
+	@$(MAKE) --no-print-directory throughput memory remat breakdown bubble figure2 peers SCALE=smoke
+
+smoke: $(STAMP) ## 3 | 'reproduce', as small as it gets (what CI runs)
 	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale smoke $(OPTIONS)
 
-report: $(STAMP) ## <1 | tables and figures once more from the rows of finished runs
+report: $(STAMP) ## <1 | tables and figures of everything under results/, from its rows
 	@$(BIN)/repro report
 
 test: $(STAMP) ## 12 | all tests

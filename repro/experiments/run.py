@@ -118,7 +118,7 @@ def _minutes(minutes: float) -> str:
 
 
 def _help() -> str:
-    names = "\n".join(f"  {name}" for name in TARGETS)
+    names = "\n".join(f"  {name:<10} {find_target(name).summary}" for name in TARGETS)
     return f"""usage: repro run TARGET [options]
 
 Runs one table or figure of the paper and writes its report: paper | reference | yours.
