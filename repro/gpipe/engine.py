@@ -21,7 +21,7 @@ from .results import StepResult, Totals
 from .rng import StepKey
 from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
-from .tracing import Event, Recorder
+from .tracing import Event, Recorder, clocks_for
 from .transport import LocalTransport, ProcessTransport
 from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_object, receive_tensors, spec_of
 
@@ -86,9 +86,7 @@ class Engine:
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.partition = tuple(partition)
-        self.recorder = Recorder()
         self.mesh = mesh
-        self._trace = trace
         self._build = lambda num_micro_batches: make_schedule(
             schedule,
             num_stages=total_stages // num_virtual_stages,
@@ -120,6 +118,7 @@ class Engine:
         }
         self._last = total_stages - 1
         self._device = by_stage[here[0]]
+        self.recorder = Recorder(clocks_for(by_stage) if trace else None)
         self._sender = Sender()
         self._transport = (
             LocalTransport(by_stage)
@@ -207,7 +206,7 @@ class Engine:
                 mode,
                 self.stages,
                 self._transport,
-                self.recorder.running if self._trace else self.recorder.ignoring,
+                self.recorder.running,
                 last=self._last,
                 rows=parts,
                 key=StepKey(self.seed, coming.batch_counter, self.mesh.replica if self.mesh else 0),

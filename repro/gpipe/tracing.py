@@ -170,6 +170,20 @@ def clocks_for(devices: Sequence[torch.device]) -> list[Clock]:
     return [known[device] for device in devices]
 
 
+class Carried:
+    """The tensors of a message."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self) -> None:
+        self.tensors: Sequence[torch.Tensor | None] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+
+
 class Recorder:
     """Collects what happens in one step; two marks an action and two a message, made into seconds after the step.
 
@@ -211,26 +225,19 @@ class Recorder:
 
     def running(self, rank: int, action: Action) -> AbstractContextManager[Any]:
         """Around the arithmetic of ``action``."""
-        return _Running(self, rank, action)
+        return nullcontext() if self._clocks is None else _Running(self, rank, action)
 
-    def ignoring(self, rank: int, action: Action) -> AbstractContextManager[Any]:
-        """In place of ``running`` where nothing is recorded."""
-        return nullcontext()
+    def sending(self, rank: int, message: Message) -> AbstractContextManager[Carried]:
+        """Around the handing over of a message to the backend; its tensors are noted inside."""
+        return nullcontext(Carried()) if self._clocks is None else _Moving(self, rank, "send", message)
 
-    def waiting(self) -> AbstractContextManager[Any]:
-        """Around a wait for messages of the next action."""
-        return nullcontext()
-
-    def sending(self, rank: int, message: Message, num_bytes: int) -> AbstractContextManager[Any]:
-        """Around the handing over of a message to the backend."""
-        return nullcontext() if self._clocks is None else _Moving(self, rank, "send", message, num_bytes)
-
-    def receiving(self, rank: int, message: Message, num_bytes: int = 0) -> AbstractContextManager[Any]:
-        """Around a wait for a message of the next action."""
-        return nullcontext() if self._clocks is None else _Moving(self, rank, "receive", message, num_bytes)
+    def receiving(self, rank: int, message: Message) -> AbstractContextManager[Carried]:
+        """Around a wait for a message of the next action; its tensors are noted inside."""
+        return nullcontext(Carried()) if self._clocks is None else _Moving(self, rank, "receive", message)
 
     def _clock(self, stage: int) -> Clock:
-        return HostClock() if self._clocks is None else self._clocks[stage]
+        assert self._clocks is not None
+        return self._clocks[stage]
 
 
 class _Running:
@@ -256,24 +263,26 @@ class _Running:
 
 
 class _Moving:
-    __slots__ = ("_begun", "_clock", "_message", "_num_bytes", "_rank", "_recorder", "_side")
+    __slots__ = ("_begun", "_carried", "_clock", "_message", "_rank", "_recorder", "_side")
 
-    def __init__(self, recorder: Recorder, rank: int, side: str, message: Message, num_bytes: int) -> None:
+    def __init__(self, recorder: Recorder, rank: int, side: str, message: Message) -> None:
         self._recorder = recorder
         self._clock = recorder._clock(message.source_stage if side == "send" else message.target_stage)
         self._rank = rank
         self._side = side
         self._message = message
-        self._num_bytes = num_bytes
+        self._carried = Carried()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Carried:
         self._begun = self._clock.mark()
+        return self._carried
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         if kind is None:
             recorder, ended = self._recorder, self._clock.mark()
-            recorder._transfers.append((self._rank, self._side, self._message, self._num_bytes, self._begun, ended))
+            num_bytes = self._carried.num_bytes
+            recorder._transfers.append((self._rank, self._side, self._message, num_bytes, self._begun, ended))
             if self._side == "receive":
                 recorder._waits.append((self._begun, ended))

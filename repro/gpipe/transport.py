@@ -193,7 +193,9 @@ class ProcessTransport(LocalTransport):
             self._sender.send_object(spec, self._mesh.rank_of(target), self._mesh.control)
         wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
         self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
-        self._sender.send_tensors(elements(boundary), self._mesh.rank_of(target), self._mesh.activations)
+        with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
+            carried.tensors = elements(boundary)
+            self._sender.send_tensors(carried.tensors, self._mesh.rank_of(target), self._mesh.activations)
 
     @override
     def receive_activation(self, message: Message) -> Boundary:
@@ -213,7 +215,9 @@ class ProcessTransport(LocalTransport):
             return super().send_gradient(message, gradients)
         wanted = [pair for pair in gradients if pair is not None]
         filled = [absent_like(value) if gradient is None else gradient for value, gradient in wanted]
-        self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
+        with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
+            carried.tensors = filled
+            self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
 
     @override
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
@@ -237,7 +241,7 @@ class ProcessTransport(LocalTransport):
         self._wanted.clear()
 
     def _take(self, inbox: _Inbox, message: Message) -> _Posted:
-        with self._recorder.waiting():
+        with self._recorder.receiving(self._mesh.pipeline_rank, message) as carried:
             while message not in inbox.posted:
                 spec = self._spec(inbox.unposted[0], may_wait=True)
                 assert spec is not None
@@ -251,6 +255,7 @@ class ProcessTransport(LocalTransport):
             with talking_to(inbox.source):
                 for work in received.works:
                     work.wait()
+            carried.tensors = received.values
         return received
 
     def _spec(self, message: Message, *, may_wait: bool) -> BoundarySpec | None:
