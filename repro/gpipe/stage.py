@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from .batchnorm import PooledBatchNorm
 from .microbatch import Boundary, check_boundary, elements, map_tensors
 from .rng import StepKey, preserved
+from .split_backward import WeightGradients, backward_inputs
 
 Loss = Callable[[Boundary, Boundary], tuple[Any, Any]]
 Metrics = Callable[[Boundary, Boundary], Mapping[str, tuple[Any, Any]]]
@@ -42,12 +44,13 @@ class MicroBatchReport:
 
 @dataclass
 class _Flight:
-    """A micro-batch between its F and its B on this stage."""
+    """A micro-batch between its F and its B (or W) on this stage."""
 
     key: StepKey
     inputs: Boundary
     targets: Boundary | None
     outputs: tuple[Tensor | None, ...] | None = None
+    weights: WeightGradients | None = None
 
     def keep(self, outputs: Boundary, report: MicroBatchReport | None) -> None:
         """Keeps the graph for B, and takes it out of the report."""
@@ -71,7 +74,7 @@ class _Entry(torch.autograd.Function):
 
 
 class Stage:
-    """Runs F, R and B of one stage.
+    """Runs F, R and B, or I and W, of one stage.
 
     Args:
         index: the stage's number, 0-based, over all K x V stages.
@@ -99,6 +102,7 @@ class Stage:
         self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
         self.batch_norm = PooledBatchNorm(module for layer in self.layers.values() for module in layer.modules())
         self._flights: dict[int, _Flight] = {}
+        self._told = False
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The stage's parameters, each once."""
@@ -106,13 +110,16 @@ class Stage:
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches between F and B."""
+        """Micro-batches between F and B, or W where the backward is split."""
         return len(self._flights)
 
     @property
     def live_activations(self) -> int:
         """Micro-batches whose activations (the graph, not only the stage's input) are alive."""
-        return sum(flight.outputs is not None for flight in self._flights.values())
+        return sum(
+            flight.outputs is not None or (flight.weights is not None and bool(flight.weights.parameters))
+            for flight in self._flights.values()
+        )
 
     def held(self) -> Iterator[Tensor]:
         """What the stage itself keeps of its micro-batches in flight: inputs, targets, outputs (graphs keep more)."""
@@ -182,21 +189,47 @@ class Stage:
             None for the others.
         """
         flight = self._flights.pop(micro_batch)
-        if flight.outputs is not None and gradients:
-            pairs = [
-                (output, gradient)
-                for output, gradient in zip(flight.outputs, gradients, strict=True)
-                if output is not None and gradient is not None and output.requires_grad
-            ]
-            if pairs:
-                roots, seeds = zip(*pairs, strict=True)
-                torch.autograd.backward(roots, seeds)
-        return tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(flight.inputs))
+        roots, seeds = _seeded(flight.outputs, gradients)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return _collected(flight.inputs)
+
+    def backward_inputs(
+        self, micro_batch: int, gradients: tuple[Tensor | None, ...]
+    ) -> tuple[InputGradient | None, ...]:
+        """I: as ``backward``, but parameters get their gradients in ``backward_weights``, as far as they can wait.
+
+        Where no input requires a gradient this is the whole backward, and nothing is left for W.
+        """
+        flight = self._flights[micro_batch]
+        roots, seeds = _seeded(flight.outputs, gradients)
+        inputs, flight.inputs, flight.outputs, flight.targets = flight.inputs, (), None, None
+        flight.weights = WeightGradients()
+        if roots:
+            leaves = [e for e in elements(inputs) if e is not None and e.requires_grad]
+            flight.weights = backward_inputs(roots, seeds, leaves)
+            self._tell(flight.weights.whole)
+        return _collected(inputs)
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """W: adds the rest to the ``.grad`` of the parameters; the micro-batch leaves the stage."""
+        weights = self._flights.pop(micro_batch).weights
+        assert weights is not None, "I comes before W"
+        weights.accumulate()
 
     def forget(self) -> None:
         """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
         self._flights.clear()
         self.batch_norm.forget()
+
+    def _tell(self, whole: str | None) -> None:
+        if whole is not None and not self._told:
+            self._told = True
+            warnings.warn(
+                f"stage {self.index}: {whole} allows no split of the backward, so I computes all gradients and W none: "
+                "right, but the bubble is larger than the schedule's",
+                stacklevel=2,
+            )
 
     def _run(
         self, flight: _Flight, micro_batch: int, inputs: Boundary, *, metrics: bool = True
@@ -239,6 +272,25 @@ def _reseed(generator: torch.Generator, seed: int) -> None:
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _seeded(
+    outputs: tuple[Tensor | None, ...] | None, gradients: tuple[Tensor | None, ...]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs from which a backward starts, and their gradients."""
+    if outputs is None or not gradients:
+        return [], []
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(outputs, gradients, strict=True)
+        if output is not None and gradient is not None and output.requires_grad
+    ]
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
+
+
+def _collected(inputs: Boundary) -> tuple[InputGradient | None, ...]:
+    """Each input that requires a gradient, with what it has got."""
+    return tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(inputs))
 
 
 def _enter(inputs: Boundary) -> Boundary:

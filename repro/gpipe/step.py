@@ -9,7 +9,6 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from repro.errors import UserError
 from repro.schedules import Action, Kind, Message, Remat
 
 from .microbatch import Boundary, elements
@@ -78,10 +77,12 @@ class Step:
             with self._running(rank, action):
                 torch.clear_autocast_cache()
                 self._stages[action.stage].recompute(action.micro_batch)
-        elif action.kind is Kind.BACKWARD:
-            self._backward(rank, action)
+        elif action.kind is Kind.WEIGHT_GRADIENT:
+            stage = self._stages[action.stage]
+            with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
+                stage.backward_weights(action.micro_batch)
         else:
-            raise UserError(f"the engine does not run {Kind(action.kind).name.lower()} actions yet")
+            self._backward(rank, action)
 
     def totals(self) -> Totals:
         """Sums over the micro-batches that the last stage has seen here."""
@@ -121,7 +122,7 @@ class Step:
             self.outputs[micro_batch] = outputs
 
     def _backward(self, rank: int, action: Action) -> None:
-        _, index, micro_batch = action
+        kind, index, micro_batch = action
         stage = self._stages[index]
         gradients: tuple[Tensor | None, ...]
         if index == self._last:
@@ -132,6 +133,7 @@ class Step:
         else:
             gradients = ()
         with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
-            input_gradients = stage.backward(micro_batch, gradients)
+            run = stage.backward_inputs if kind is Kind.INPUT_GRADIENT else stage.backward
+            input_gradients = run(micro_batch, gradients)
         if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
