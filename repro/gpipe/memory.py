@@ -1,7 +1,7 @@
 """Activations in bytes: counted layer by layer without computing anything, and measured while the engine runs.
 
-Both see what autograd sees: every tensor that is saved for backward passes ``saved_tensors_hooks``. Views of one storage
-are one tensor, parameters and buffers are none, and a tensor counts until autograd lets go of it.
+Both see what autograd sees: every tensor that is saved for backward passes ``saved_tensors_hooks``. Views of one
+storage are one tensor, parameters and buffers are none, and a tensor counts until autograd lets go of it.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def count_memory(
     loss: Loss | None = None,
     targets: Boundary | None = None,
     dtype: torch.dtype = torch.float32,
+    known: dict[Hashable, tuple[LayerMemory, Boundary]] | None = None,
 ) -> ModelMemory:
     """What each layer keeps for backward of one micro-batch, counted under fake tensors: nothing is computed.
 
@@ -121,8 +122,9 @@ def count_memory(
         loss: as for the engine; counted where ``targets`` are given.
         targets: of one micro-batch.
         dtype: of parameters and activations.
+        known: what has been counted; filled, so that other models that share layers and dtype need not count again.
     """
-    known: dict[Hashable, tuple[LayerMemory, Boundary]] = {}
+    known = {} if known is None else known
     layers: list[LayerMemory] = []
     with _default_dtype(dtype), FakeTensorMode(allow_non_fake_inputs=True):
         value = map_tensors(partial(_fake, dtype=dtype, grad=False), inputs)

@@ -46,7 +46,7 @@ def partition_by_memory(model: ModelMemory, num_stages: int, budget: Budget) -> 
     first = partition([1] * len(model.layers), num_stages)
     high = budget.largest_stage(model, first)
     low, best = -1, first
-    while high - low > 1:
+    while high - low > high >> 20:  # a millionth: no layer is that small
         middle = (low + high) // 2
         found = _fill(model, num_stages, budget, middle)
         if found is None:
@@ -94,7 +94,7 @@ def partition_within(
     low = _bottleneck(costs, free)
     for _ in range(60):
         middle = (low + high) / 2
-        found = _fill(model, num_stages, budget, cap, lambda begin, end, most=middle: math.fsum(costs[begin:end]) <= most)
+        found = _fill(model, num_stages, budget, cap, _cheaper_than(costs, middle))
         if found is None:
             low = middle
         else:
@@ -102,6 +102,10 @@ def partition_within(
         if high - low <= 1e-12 * high:
             break
     return best
+
+
+def _cheaper_than(costs: Sequence[float], most: float) -> Callable[[int, int], bool]:
+    return lambda begin, end: math.fsum(costs[begin:end]) <= most
 
 
 def _bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:

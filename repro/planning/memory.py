@@ -89,6 +89,7 @@ class ModelMemory:
     inputs: tuple[int, ...]
     targets: int = 0
     loss: LayerMemory | None = None
+
     @property
     def parameters(self) -> int:
         """Number of parameters."""
@@ -112,6 +113,28 @@ class ModelMemory:
             made.append(self.stage(begin, begin + count))
             begin += count
         return made
+
+
+def at_rows(one: ModelMemory, two: ModelMemory, rows: int) -> ModelMemory:
+    """The memory of micro-batches of ``rows`` rows from that of one row and that of two.
+
+    Every tensor has a row per sample or none at all, so all sizes are affine in the number of rows.
+    """
+
+    def size(first: int, second: int) -> int:
+        return first + (rows - 1) * (second - first)
+
+    def layer(first: LayerMemory, second: LayerMemory) -> LayerMemory:
+        outputs = tuple(
+            OutputMemory(size(a.size, b.size), a.passes, a.saved)
+            for a, b in zip(first.outputs, second.outputs, strict=True)
+        )
+        return LayerMemory(first.parameters, size(first.internal, second.internal), first.saved_inputs, outputs)
+
+    layers = tuple(layer(first, second) for first, second in zip(one.layers, two.layers, strict=True))
+    inputs = tuple(size(first, second) for first, second in zip(one.inputs, two.inputs, strict=True))
+    loss = None if one.loss is None or two.loss is None else layer(one.loss, two.loss)
+    return ModelMemory(layers, inputs, size(one.targets, two.targets), loss)
 
 
 class StageRun:
