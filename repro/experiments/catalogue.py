@@ -20,7 +20,7 @@ TARGETS: Mapping[str, str] = MappingProxyType(
         "breakdown": "repro.experiments.breakdown",
         "bubble": "repro.experiments.bubble",
         "figure2": "repro.experiments.figure2",
-        "peers": "repro.experiments.peers",
+        "peers": "repro.experiments.peer_comparison",
     }
 )
 

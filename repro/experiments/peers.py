@@ -1,4 +1,5 @@
-"""One training step of the same layers in four ways: this engine, PyTorch's own pipeline, a bare loop, one process.
+"""One training step of the same layers in several ways: this engine, PyTorch's own pipeline, torchgpipe, a bare loop,
+one process.
 
 Each is a callable on every rank of two: it runs forward and backward of one mini-batch of M micro-batches, leaves the
 gradients of the mean loss in ``.grad`` and returns nothing. None re-computes: PyTorch's pipeline cannot.
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from repro.gpipe import Engine
 from repro.gpipe.mesh import PipelineMesh
@@ -84,7 +86,7 @@ def one_process(workload: Workload) -> Way:
     return Way(step, dict(model.named_parameters()), _nothing)
 
 
-def engine(workload: Workload, rank: int) -> Way:
+def engine(workload: Workload, rank: int, schedule: str = "gpipe") -> Way:
     """This project's engine with a process per stage."""
     mesh = PipelineMesh(NUM_STAGES)
     half = workload.num_layers // NUM_STAGES
@@ -98,6 +100,7 @@ def engine(workload: Workload, rank: int) -> Way:
         [half, half],
         num_micro_batches=workload.num_micro_batches,
         loss=loss,
+        schedule=schedule,
         remat="never",
         mesh=mesh,
     )
@@ -114,11 +117,11 @@ def engine(workload: Workload, rank: int) -> Way:
     return Way(step, _numbered(layers, rank, half), close)
 
 
-def torch_pipelining(workload: Workload, rank: int) -> Way:
-    """``torch.distributed.pipelining`` with ``ScheduleGPipe``."""
+def torch_pipelining(workload: Workload, rank: int, kind: type[PipelineScheduleSingle] = ScheduleGPipe) -> Way:
+    """``torch.distributed.pipelining`` with ``ScheduleGPipe`` or ``Schedule1F1B``."""
     layers = stage_of(workload, rank)
     stage = PipelineStage(layers, rank, NUM_STAGES, torch.device("cpu"))
-    schedule = ScheduleGPipe(
+    schedule = kind(
         stage,
         workload.num_micro_batches,
         loss_fn=lambda outputs, targets: loss_sum(outputs, targets) / len(targets),
@@ -133,6 +136,29 @@ def torch_pipelining(workload: Workload, rank: int) -> Way:
             schedule.step(target=targets)
 
     return Way(step, _numbered(layers, rank, workload.num_layers // NUM_STAGES), _nothing)
+
+
+def torchgpipe(workload: Workload) -> Way:
+    """All stages of torchgpipe in this process, which is all that it can; on a CPU its stages share one thread."""
+    from torchgpipe import GPipe
+
+    half = workload.num_layers // NUM_STAGES
+    model = GPipe(
+        nn.Sequential(*layers_of(workload)),
+        balance=[half] * NUM_STAGES,
+        devices=["cpu"] * NUM_STAGES,
+        chunks=workload.num_micro_batches,
+        checkpoint="never",
+    )
+    model.train()
+    inputs, targets = batch_of(workload)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss_sum(model(inputs), targets) / workload.batch_size)
+
+    named = {name.partition(".")[2].partition(".")[2]: value for name, value in model.named_parameters()}
+    return Way(step, named, _nothing)
 
 
 def bare_loop(workload: Workload, rank: int) -> Way:

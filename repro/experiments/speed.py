@@ -1,29 +1,58 @@
-"""Step time of K = 2 beside a bare loop, PyTorch's own pipeline and one process, all in one interleaved run."""
+"""Step time of K = 2 beside a bare loop, PyTorch's own pipeline and others, all in one interleaved run."""
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.pipelining import Schedule1F1B
 
 from repro.schedules import bubble
 
 from . import peers
 from .ranks import Tell
 from .rows import Provenance, Row
-from .workload import BARE_LOOP, ENGINE, NUM_STAGES, ONE_PROCESS, TORCH, SpeedPlan, Workload
+from .turns import median_and_spread, paired_ratios, time_in_turns
+from .workload import (
+    BARE_LOOP,
+    ENGINE,
+    ENGINE_1F1B,
+    NUM_STAGES,
+    ONE_PROCESS,
+    TORCH,
+    TORCH_1F1B,
+    TORCHGPIPE,
+    SpeedPlan,
+    Workload,
+)
 
 EXPERIMENT = "step_time"
 # Of float32 gradients, largest difference relative to the largest entry: sums in another order.
 GRADIENT_TOLERANCE = 1e-4
+WAYS = (ENGINE, BARE_LOOP, TORCH, ONE_PROCESS)
+
+# Those of two processes, and those that rank 0 runs while rank 1 waits.
+_IN_TWO: Mapping[str, Callable[[Workload, int], peers.Way]] = MappingProxyType(
+    {
+        ENGINE: peers.engine,
+        ENGINE_1F1B: partial(peers.engine, schedule="1f1b"),
+        BARE_LOOP: peers.bare_loop,
+        TORCH: peers.torch_pipelining,
+        TORCH_1F1B: partial(peers.torch_pipelining, kind=Schedule1F1B),
+    }
+)
+_IN_ONE: Mapping[str, Callable[[Workload], peers.Way]] = MappingProxyType(
+    {ONE_PROCESS: peers.one_process, TORCHGPIPE: peers.torchgpipe}
+)
 
 
-def time_ways(rank: int, tell: Tell, workload: Workload, plan: SpeedPlan) -> dict[str, list[float]]:
+def time_ways(
+    rank: int, tell: Tell, workload: Workload, plan: SpeedPlan, names: Sequence[str] = WAYS
+) -> dict[str, list[float]]:
     """Seconds a step of each way in each round; runs on both of two ranks with a gloo group between them.
 
     Every way is first shown to give the gradients of one process.
@@ -32,40 +61,22 @@ def time_ways(rank: int, tell: Tell, workload: Workload, plan: SpeedPlan) -> dic
         RuntimeError: one does not.
     """
     dist.init_process_group("gloo")
-    ways = {
-        ENGINE: peers.engine(workload, rank),
-        BARE_LOOP: peers.bare_loop(workload, rank),
-        TORCH: peers.torch_pipelining(workload, rank),
-    }
     alone = peers.one_process(workload)
-    steps = {name: way.step for name, way in ways.items()} | {ONE_PROCESS: alone.step if rank == 0 else _wait_idle}
+    alone.step()
+    ways: dict[str, peers.Way] = {}
     try:
-        alone.step()
-        for name, way in ways.items():
-            way.step()
-            _check_gradients(name, way, alone)
-        for step in steps.values():
-            dist.barrier()
-            for _ in range(plan.warm_up):
-                step()
-        names = list(steps)
-        seconds: dict[str, list[float]] = {name: [] for name in names}
-        gc.collect()
-        gc.disable()
-        for number in range(plan.rounds):
-            if rank == 0:
-                tell(number / plan.rounds, f"round {number + 1} of {plan.rounds}")
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                step = steps[name]
-                dist.barrier()
-                begun = time.perf_counter()
-                for _ in range(plan.steps):
-                    step()
-                dist.barrier()
-                seconds[name].append((time.perf_counter() - begun) / plan.steps)
-        return seconds
+        for name in names:
+            if name in _IN_TWO:
+                ways[name] = _IN_TWO[name](workload, rank)
+            elif rank == 0:
+                ways[name] = _IN_ONE[name](workload)
+            else:
+                continue
+            ways[name].step()
+            _check_gradients(name, ways[name], alone)
+        steps = {name: ways[name].step if name in ways else _wait_idle for name in names}
+        return time_in_turns(steps, tell, rounds=plan.rounds, repeats=plan.steps, warm_up=plan.warm_up)
     finally:
-        gc.enable()
         for way in ways.values():
             way.close()
 
@@ -81,12 +92,10 @@ def speed_rows(workload: Workload, plan: SpeedPlan, seconds: Mapping[str, Sequen
         value, spread = median_and_spread(values)
         rows.append(_row(workload, plan, "step_time", value, "s", spread, name))
     for name in (ONE_PROCESS, BARE_LOOP, TORCH):
-        paired = [ours / other for ours, other in zip(seconds[ENGINE], seconds[name], strict=True)]
-        value, spread = median_and_spread(paired)
+        value, spread = median_and_spread(paired_ratios(seconds[ENGINE], seconds[name]))
         rows.append(_row(workload, plan, "step_time_ratio", value, "1", spread, ENGINE, reference=name))
     for name in (ENGINE, BARE_LOOP, TORCH):
-        paired = [alone / other for alone, other in zip(seconds[ONE_PROCESS], seconds[name], strict=True)]
-        value, spread = median_and_spread(paired)
+        value, spread = median_and_spread(paired_ratios(seconds[ONE_PROCESS], seconds[name]))
         rows.append(_row(workload, plan, "speed_up", value, "1", spread, name, reference=ONE_PROCESS))
     ideal = ideal_ratio(NUM_STAGES, workload.num_micro_batches)
     rows.append(
@@ -98,14 +107,6 @@ def speed_rows(workload: Workload, plan: SpeedPlan, seconds: Mapping[str, Sequen
 def ideal_ratio(num_stages: int, num_micro_batches: int) -> float:
     """(M + K - 1) / (M K): step time of equal stages relative to one process, messages free."""
     return 1 / num_stages / (1 - bubble(num_stages, num_micro_batches))
-
-
-def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and half the interquartile range (0 for fewer than two values)."""
-    if len(values) < 2:
-        return values[0], 0.0
-    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-    return middle, (third - first) / 2
 
 
 def _row(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ENGINE = "this engine"
+ENGINE_1F1B = "this engine, 1F1B"
 BARE_LOOP = "bare isend/irecv loop"
 TORCH = "torch.distributed.pipelining"
+TORCH_1F1B = "torch.distributed.pipelining, 1F1B"
+TORCHGPIPE = "torchgpipe"
+IDEAL = "(M+K-1)(t_F+t_B)"
 ONE_PROCESS = "one process"
 NUM_STAGES = 2
 
@@ -54,3 +58,31 @@ class SpeedPlan:
     rounds: int
     steps: int
     warm_up: int = 2
+
+
+@dataclass(frozen=True)
+class EqualStages:
+    """K equal stages and how long they are timed.
+
+    Attributes:
+        num_stages: K.
+        num_micro_batches: M, of one row each.
+        boundary_bytes: what crosses a boundary per micro-batch, each way.
+        forward: t_F in seconds.
+        backward: t_B in seconds.
+        rounds: each runs every way once.
+        warm_up: steps of each way before.
+    """
+
+    num_stages: int
+    num_micro_batches: int
+    boundary_bytes: int
+    forward: float
+    backward: float
+    rounds: int
+    warm_up: int = 1
+
+    @property
+    def ideal(self) -> float:
+        """(M + K - 1)(t_F + t_B): seconds of a step if all but the waits cost nothing (paper, section 2.3)."""
+        return (self.num_micro_batches + self.num_stages - 1) * (self.forward + self.backward)

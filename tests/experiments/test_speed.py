@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from repro.experiments.rows import Provenance
-from repro.experiments.speed import ideal_ratio, median_and_spread, speed_rows
+from repro.experiments.speed import ideal_ratio, speed_rows
+from repro.experiments.turns import median_and_spread
 from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH, SpeedPlan, Workload
 
 
