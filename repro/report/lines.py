@@ -54,6 +54,21 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """A table with columns of its own, of one's own figures beside those of the paper.
+
+    Attributes:
+        title: what it shows.
+        columns: heads; the first column says what a row is about.
+        rows: as many texts each.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report: text, a table, pictures."""
 
@@ -61,6 +76,7 @@ class Section:
     text: str
     lines: Sequence[Line]
     figures: Sequence[Figure] = ()
+    grids: Sequence[Grid] = ()
 
 
 def find_row(rows: Sequence[Row], select: Select) -> Row | None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .lines import NOTHING, Line, Section
+from .lines import NOTHING, Grid, Line, Section
 from .loading import Results
 
 
@@ -35,6 +35,8 @@ def markdown(results: Results, reference: Results | None, sections: Sequence[Sec
         blocks.append(f"## {section.title}")
         if section.text:
             blocks.append(section.text)
+        for one in section.grids:
+            blocks += [f"**{one.title}**", grid(one)]
         if section.lines:
             blocks.append(table(section.lines))
         blocks += [f"![{figure.caption}]({figure.name})\n\n*{figure.caption}*" for figure in section.figures]
@@ -50,20 +52,28 @@ def table(lines: Sequence[Line], prefix: str = "", yours: str = "yours") -> str:
     return "\n".join(prefix + row for row in (header, rule, *rows))
 
 
+def grid(one: Grid) -> str:
+    """A Markdown table with its own columns."""
+    lines = [one.columns, ["---"] + ["---:"] * (len(one.columns) - 1), *one.rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def show(console: Console, results: Results, sections: Sequence[Section], yours: str = "yours") -> None:
     """Checks and tables in a terminal; ``yours`` heads the last column."""
     run = results.run
     for text in _left_out(run):
         console.print(text.replace("**", ""), style="yellow", highlight=False)
     for section in sections:
+        for one in section.grids:
+            _show_grid(console, one)
         made = Table(title=section.title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
         made.add_column("what", overflow="fold")
         columns = _columns(section.lines)
         for column in columns:
             head = yours if column == "yours" else column
             made.add_column(head, justify="left" if column == "provenance" else "right", no_wrap=True)
-        for one in section.lines:
-            made.add_row(one.what, *(one.as_dict()[column] for column in columns))
+        for one_line in section.lines:
+            made.add_row(one_line.what, *(one_line.as_dict()[column] for column in columns))
         if section.lines:
             console.print(made)
             console.print()
@@ -79,9 +89,24 @@ def as_data(results: Results, sections: Sequence[Section]) -> dict[str, Any]:
         "scale": results.scale,
         "run": results.run,
         "sections": [
-            {"title": section.title, "lines": [one.as_dict() for one in section.lines]} for section in sections
+            {
+                "title": section.title,
+                "lines": [one.as_dict() for one in section.lines],
+                "tables": [{"title": one.title, "columns": one.columns, "rows": one.rows} for one in section.grids],
+            }
+            for section in sections
         ],
     }
+
+
+def _show_grid(console: Console, one: Grid) -> None:
+    made = Table(title=one.title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for place, column in enumerate(one.columns):
+        made.add_column(column, justify="right" if place else "left")
+    for row in one.rows:
+        made.add_row(*row)
+    console.print(made)
+    console.print()
 
 
 def _columns(lines: Sequence[Line]) -> list[str]:
