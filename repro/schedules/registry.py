@@ -102,6 +102,12 @@ def require_executable(schedule: Schedule) -> None:
             f"schedule={schedule.name!r} can be simulated and drawn, but not executed: {schedule.restriction}; take "
             f"one of {others}"
         )
+    for stage, ranks in enumerate(schedule.placement):
+        if len(ranks) > 1:
+            raise ScheduleError(
+                f"schedule {schedule.name!r} places stage {stage} on ranks {list(ranks)}: the engine runs a stage on one "
+                "rank, name one"
+            )
 
 
 def _advice(given: object, known: list[str]) -> str:
