@@ -18,8 +18,10 @@ from tests.helpers.models import MODELS
 from tests.helpers.pipelines import Cell, make_engine
 from tests.helpers.ranks import Pools
 
+Actions = list[list[tuple[str, int, int]]]
 
-def trace(rank: int, world_size: int, remat: str, local: bool = False) -> tuple[list[Event], list[list[tuple[str, int, int]]]]:
+
+def trace(rank: int, world_size: int, remat: str, local: bool = False) -> tuple[list[Event], Actions]:
     """The events of the second of two steps, and the schedule's actions by rank."""
     mesh = None if local else PipelineMesh(world_size)
     spec = MODELS["mlp"]
