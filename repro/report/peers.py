@@ -81,9 +81,9 @@ def _real(rows: Sequence[Row], others: Sequence[Row]) -> Section:
         text = (
             f"{known.model}, {params['length']} tokens, {params['rows']} rows a micro-batch, K=2, no "
             f"re-materialization, float32, one thread a process; {params['rounds']} rounds in which the ways take "
-            "turns. Values are medians, ± is half the interquartile range; ratios are of the same round. All ways were first "
-            "shown to give the gradients of one process. torchgpipe has all its stages in one process: on GPUs they "
-            "overlap, on a CPU they share one thread, so that here it does not pipeline at all."
+            "turns. Values are medians, ± is half the interquartile range; ratios are of the same round. All ways "
+            "were first shown to give the gradients of one process. torchgpipe has all its stages in one process: on "
+            "GPUs they overlap, on a CPU they share one thread, so that here it does not pipeline at all."
         )
     if _of(rows, REAL) and not any(row.params["way"] == TORCHGPIPE for row in rows):
         text += f" {TORCHGPIPE_MISSING}."
