@@ -12,17 +12,28 @@ from torch import nn
 
 from repro.errors import UserError
 from repro.planning import check_partition
-from repro.schedules import Action, Generator, Kind, Remat, Schedule, forward_only, make_schedule, merged_order
+from repro.schedules import (
+    Action,
+    Generator,
+    Kind,
+    Remat,
+    Schedule,
+    forward_only,
+    make_schedule,
+    merged_order,
+    require_executable,
+)
 
 from .failure import PipelineError, StageError, describe
 from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, count_rows, elements, gather, map_tensors, micro_batch_rows, scatter
+from .process_transport import ProcessTransport
 from .results import StepResult, Totals
 from .rng import StepKey
 from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
-from .transport import LocalTransport, ProcessTransport
+from .transport import LocalTransport
 from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_object, receive_tensors, spec_of
 
 
@@ -96,6 +107,7 @@ class Engine:
         )
         self._plans: dict[tuple[int, bool], tuple[Schedule, tuple[tuple[int, Action], ...]]] = {}
         planned = self.schedule(num_micro_batches)
+        require_executable(planned)
         self._remat, placement = planned.remat, planned.placement
         self._first_rank, self._last_rank = placement[0][0], placement[-1][0]
         here = (
@@ -216,9 +228,10 @@ class Engine:
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
-                self._transport.begin(schedule, parts, self.recorder)
                 step.inputs = self._deliver(inputs, coming.inputs, 0, parts)
                 step.targets = self._deliver(targets, coming.targets, self._last, parts)
+                # After that: its receives come in the same order as the sends of the other side.
+                self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
                 for rank, action in plan:
                     with self._locating(rank, action):
                         step.execute(rank, action)
@@ -235,7 +248,8 @@ class Engine:
         """The rank that reads data tells the others of its replica what comes."""
         mesh = self.mesh
         if mesh is not None and not mesh.reads_data:
-            told: _Coming = receive_object(mesh.rank_of(0), mesh.control)
+            told: _Coming = receive_object(mesh.rank_of(mesh.pipeline_rank - 1), mesh.control)
+            self._pass_on(told)
             if told.mode != mode.value:
                 raise UserError(
                     f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
@@ -248,10 +262,13 @@ class Engine:
             None if inputs is None else spec_of(inputs),
             None if targets is None else spec_of(targets),
         )
-        if mesh is not None:
-            for peer in range(1, mesh.num_stages):
-                self._sender.send_object(coming, mesh.rank_of(peer), mesh.control)
+        self._pass_on(coming)
         return coming
+
+    def _pass_on(self, coming: _Coming) -> None:
+        # From rank to rank, so that the first stage can begin after one message and not after K - 1.
+        if self.mesh is not None and self.mesh.pipeline_rank + 1 < self.mesh.num_stages:
+            self._sender.send_object(coming, self.mesh.rank_of(self.mesh.pipeline_rank + 1), self.mesh.control)
 
     def _deliver(
         self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]

@@ -1,0 +1,250 @@
+"""What carries activations and gradients from stage to stage between processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from repro.schedules import Direction, Message, Schedule, incoming, receive_windows
+
+from .headers import Expectations, Place
+from .mesh import PipelineMesh
+from .microbatch import Boundary, elements
+from .stage import InputGradient
+from .tracing import Recorder
+from .transport import LocalTransport
+from .wire import (
+    BoundarySpec,
+    Sender,
+    absent_like,
+    as_bytes,
+    empty_frames,
+    is_absent,
+    receive_object,
+    spec_of,
+    talking_to,
+)
+
+_AHEAD = 2
+"""Receives that are always posted beyond the one that is needed now, so that messages arrive during arithmetic."""
+
+
+@dataclass
+class _Posted:
+    """Receives under way for one message.
+
+    ``place`` is set where its header was foreseen, ``due`` where the header follows the message.
+    """
+
+    works: list[dist.Work]
+    values: tuple[Tensor | None, ...]
+    spec: BoundarySpec
+    place: Place | None = None
+    due: bool = False
+
+
+class _Inbox:
+    """The messages from one peer in one direction of travel, in the order in which they are sent."""
+
+    def __init__(self, source: int, group: dist.ProcessGroup, messages: tuple[Message, ...]) -> None:
+        self.source = source
+        self.group = group
+        self.unposted = deque(messages)
+        self.count = 0
+        self.posted: dict[Message, _Posted] = {}
+        self.foreseen: deque[_Posted] = deque()
+
+    def post(self, spec: BoundarySpec, device: torch.device, place: Place | None = None, *, due: bool = False) -> None:
+        """Posts the receives of the next message."""
+        buffers, tensors = empty_frames(spec.tensors, device)
+        works: list[dist.Work] = []
+        for buffer in buffers:
+            with talking_to(self.source):
+                work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
+            assert work is not None
+            works.append(work)
+        self.count += 1
+        posted = _Posted(works, elements(spec.assemble(tensors)), spec, place, due)
+        self.posted[self.unposted.popleft()] = posted
+        if place is not None:
+            self.foreseen.append(posted)
+
+
+class ProcessTransport(LocalTransport):
+    """Carries messages between the ranks of a pipeline with ``torch.distributed``; within a rank they stay local.
+
+    Each edge sends one header with the first micro-batch of a step, and again when the rows of a micro-batch change:
+    before the message, or, where the receiver could foresee it, after the message, so that nobody waits for it. If it
+    was foreseen wrongly, what the receiver expects is sent as it is, and the real tensors with the header.
+    The receiver posts its receives in the sender's order and ahead of need, see ``receive_windows``.
+
+    Args:
+        mesh: ranks and groups.
+        device: this rank's device.
+        total_stages: K x V.
+        sender: keeps what is under way alive.
+    """
+
+    def __init__(self, mesh: PipelineMesh, device: torch.device, total_stages: int, sender: Sender) -> None:
+        super().__init__([device] * total_stages)
+        self._mesh = mesh
+        self._device = device
+        self._sender = sender
+        self._recorder = Recorder()
+        self._runs_on: tuple[int, ...] = ()
+        self._inboxes: dict[tuple[int, str], _Inbox] = {}
+        self._schedule: Schedule | None = None
+        self._channels: dict[tuple[int, Direction], tuple[Message, ...]] = {}
+        self._windows: dict[Message, int] = {}
+        self._headers: dict[int, tuple[int, BoundarySpec]] = {}
+        self._expectations = Expectations()
+        self._detours: set[Place] = set()
+        self._wanted: dict[tuple[int, int], BoundarySpec] = {}
+
+    @override
+    def begin(self, schedule: Schedule, rows: tuple[int, ...], recorder: Recorder, resembles: Hashable = None) -> None:
+        super().begin(schedule, rows, recorder)
+        self._expectations.begin(resembles)
+        self._recorder = recorder
+        self._headers, self._detours, self._wanted = {}, set(), {}
+        self._runs_on = tuple(ranks[0] for ranks in schedule.placement)
+        if schedule is not self._schedule:
+            self._schedule = schedule
+            self._channels = incoming(schedule, self._mesh.pipeline_rank)
+            self._windows = receive_windows(schedule, self._mesh.pipeline_rank, _AHEAD)
+        groups = {"activation": self._mesh.activations, "gradient": self._mesh.gradients}
+        self._inboxes = {
+            (source, direction): _Inbox(self._mesh.rank_of(source), groups[direction], messages)
+            for (source, direction), messages in self._channels.items()
+        }
+        for inbox in self._inboxes.values():
+            self._post_ahead(inbox, inbox.unposted[0])
+
+    @override
+    def send_activation(self, message: Message, boundary: Boundary, requires_grad: tuple[bool, ...]) -> None:
+        target = self._runs_on[message.target_stage]
+        if target == self._mesh.pipeline_rank:
+            return super().send_activation(message, boundary, requires_grad)
+        spec = spec_of(boundary, requires_grad)
+        place = Place(message.source_stage, self._rows[message.micro_batch])
+        expected, due = self._expectations.get(place), self._check(message, spec)
+        peer, control = self._mesh.rank_of(target), self._mesh.control
+        if due:
+            self._expectations.learn(place, spec)
+            if expected is None:
+                self._sender.send_object(spec, peer, control)
+            elif expected != spec:
+                self._detours.add(place)
+        wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
+        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
+        values, follows = elements(boundary), None
+        if place in self._detours:
+            assert expected is not None
+            follows = (spec, tuple(None if e is None else e.detach().cpu().clone() for e in values))
+            values = tuple(torch.empty(e.shape, dtype=e.dtype, device=self._device) for e in expected.tensors)
+        with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
+            carried.tensors = values
+            self._sender.send_tensors(values, peer, self._mesh.activations)
+        if follows is not None or (due and expected is not None):
+            self._sender.send_object(follows, peer, control)
+
+    @override
+    def receive_activation(self, message: Message) -> Boundary:
+        source = self._runs_on[message.source_stage]
+        if source == self._mesh.pipeline_rank:
+            return super().receive_activation(message)
+        received = self._take(self._inboxes[source, message.direction], message)
+        for value, element in zip(received.values, received.spec.elements, strict=True):
+            if value is not None and element is not None:
+                value.requires_grad_(element.requires_grad)
+        return received.values if received.spec.is_tuple else next(v for v in received.values if v is not None)
+
+    @override
+    def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
+        target = self._runs_on[message.target_stage]
+        if target == self._mesh.pipeline_rank:
+            return super().send_gradient(message, gradients)
+        wanted = [pair for pair in gradients if pair is not None]
+        filled = [absent_like(value) if gradient is None else gradient for value, gradient in wanted]
+        with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
+            carried.tensors = filled
+            self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
+
+    @override
+    def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
+        source = self._runs_on[message.source_stage]
+        if source == self._mesh.pipeline_rank:
+            return super().receive_gradient(message)
+        received = self._take(self._inboxes[source, message.direction], message)
+        del self._wanted[message.target_stage, message.micro_batch]
+        return tuple(None if value is None or is_absent(value) else value for value in received.values)
+
+    @override
+    def finish(self) -> None:
+        """Ends the step: everything that was sent has arrived."""
+        self._sender.drain()
+
+    def _take(self, inbox: _Inbox, message: Message) -> _Posted:
+        with self._recorder.receiving(self._mesh.pipeline_rank, message) as carried:
+            while message not in inbox.posted:
+                self._post(inbox, may_wait=True)
+            received = inbox.posted.pop(message)
+            self._post_ahead(inbox, message)
+            with talking_to(inbox.source):
+                for work in received.works:
+                    work.wait()
+            self._confirm(inbox, received)
+            carried.tensors = received.values
+        return received
+
+    def _post_ahead(self, inbox: _Inbox, message: Message) -> None:
+        """Posts what may be on its way when ``message`` is waited for."""
+        while inbox.unposted and inbox.count < self._windows[message] and self._post(inbox, may_wait=False):
+            pass
+
+    def _post(self, inbox: _Inbox, *, may_wait: bool) -> bool:
+        """Posts the next message of a channel; False where only a header that has to be waited for tells its size."""
+        message = inbox.unposted[0]
+        if message.direction == "gradient":
+            wanted = self._wanted.get((message.target_stage, message.micro_batch))
+            if wanted is not None:
+                inbox.post(wanted, self._device)
+            return wanted is not None
+        place = Place(message.source_stage, self._rows[message.micro_batch])
+        expected = self._expectations.get(place)
+        rows, spec = self._headers.get(place.stage, (None, None))
+        due = rows != place.rows
+        if due:
+            if expected is None and not may_wait:
+                return False
+            if expected is None:
+                spec = receive_object(inbox.source, self._mesh.control)
+                self._expectations.learn(place, spec)
+            else:
+                spec = expected
+            self._headers[place.stage] = (place.rows, spec)
+        assert spec is not None
+        inbox.post(spec, self._device, None if expected is None else place, due=due)
+        return True
+
+    def _confirm(self, inbox: _Inbox, received: _Posted) -> None:
+        """Reads the headers that follow foreseen messages, in the sender's order, up to that of ``received``."""
+        while received.place is not None:
+            posted = inbox.foreseen.popleft()
+            place = posted.place
+            assert place is not None
+            if posted.due or place in self._detours:
+                told = receive_object(inbox.source, self._mesh.control)
+                if told is not None:
+                    posted.spec, values = told
+                    posted.values = tuple(None if e is None else e.to(self._device) for e in values)
+                    self._detours.add(place)
+                if posted.due:
+                    self._expectations.learn(place, posted.spec)
+            posted.place = None
