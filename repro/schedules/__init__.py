@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from .actions import Action, Kind, Remat, Schedule, ScheduleError
 from .messages import Direction, Message, edges, forward_only, incoming, merged_order, receive_windows
-from .registry import GENERATORS, Generator, make_schedule
+from .pipedream import staleness
+from .registry import GENERATORS, SIMULATED_ONLY, Generator, make_schedule, require_executable
 from .simulate import Timeline, simulate
 from .theory import (
+    Prediction,
     bubble,
     gpipe_bubble,
     gpipe_makespan,
     gpipe_peak_live,
     naive_bubble,
     naive_makespan,
+    predict,
     smallest_num_micro_batches,
 )
 from .validate import validate
 
 __all__ = [
     "GENERATORS",
+    "SIMULATED_ONLY",
     "Action",
     "Direction",
     "Generator",
     "Kind",
     "Message",
+    "Prediction",
     "Remat",
     "Schedule",
     "ScheduleError",
@@ -39,8 +44,11 @@ __all__ = [
     "merged_order",
     "naive_bubble",
     "naive_makespan",
+    "predict",
     "receive_windows",
+    "require_executable",
     "simulate",
     "smallest_num_micro_batches",
+    "staleness",
     "validate",
 ]

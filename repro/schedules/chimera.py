@@ -31,7 +31,7 @@ def chimera(
     placement = [tuple(sorted({stage, num_stages - 1 - stage})) for stage in range(num_stages)]
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(num_stages)]
     for micro_batch in range(num_micro_batches):
-        unit, place = divmod(micro_batch, max(num_stages, 2))
+        unit, place = divmod(micro_batch, num_stages)
         # Where F and B take one slot each, a unit keeps every rank busy for 2 K slots.
         start = unit * 2 * num_stages + place // 2 * 2
         for stage in range(num_stages):

@@ -56,8 +56,10 @@ def replay(schedule: Schedule, durations: Mapping[Kind, Sequence[Time]], transfe
     runnable = list(reversed(range(ranks)))
     while runnable:
         rank = runnable.pop()
-        clock = ends[rank][-1] if ends[rank] else 0
-        for kind, stage, micro_batch in schedule.actions[rank][len(ends[rank]) :]:
+        actions, rank_starts, rank_ends = schedule.actions[rank], starts[rank], ends[rank]
+        clock = rank_ends[-1] if rank_ends else 0
+        for position in range(len(rank_ends), len(actions)):
+            kind, stage, micro_batch = actions[position]
             key = stage * count + micro_batch
             start = clock
             makes_gradient = kind is whole_backward or kind is input_gradient
@@ -75,10 +77,11 @@ def replay(schedule: Schedule, durations: Mapping[Kind, Sequence[Time]], transfe
                 arrival, origin = result
                 if origin != rank and transfer[edge]:
                     arrival = arrival + transfer[edge]
-                start = max(start, arrival)
+                if arrival > start:
+                    start = arrival
             clock = start + durations[kind][stage]
-            starts[rank].append(start)
-            ends[rank].append(clock)
+            rank_starts.append(start)
+            rank_ends.append(clock)
             if kind is forward:
                 made_forward[key] = (clock, rank)
                 if key in waits_forward:

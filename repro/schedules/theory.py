@@ -5,8 +5,15 @@ K = ``num_stages``, M = ``num_micro_batches``, V = ``num_virtual_stages``. Costs
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from . import theory_makespan, theory_memory
 from .actions import Remat, ScheduleError
 from .replay import Time
+from .theory_makespan import Case
 
 
 def bubble(num_stages: int, num_micro_batches: int) -> float:
@@ -33,6 +40,65 @@ def smallest_num_micro_batches(num_stages: int, below: float = 0.2) -> int:
     return num_micro_batches
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What the closed forms say of one step; the simulator gives the same numbers.
+
+    Attributes:
+        makespan: from the first start to the last end, in the unit of the costs.
+        bubble: idle time of all ranks / (ranks x makespan); R counts as work.
+        peak_live: for every rank, the micro-batches of one stage whose activations are alive at once.
+    """
+
+    makespan: Time
+    bubble: Time
+    peak_live: tuple[int, ...]
+
+
+FORMS: Mapping[str, tuple[Callable[[Case], Time], Callable[[Case], tuple[int, ...]]]] = MappingProxyType(
+    {
+        "gpipe": (theory_makespan.gpipe, theory_memory.gpipe),
+        "1f1b": (theory_makespan.one_f_one_b, theory_memory.one_f_one_b),
+        "interleaved": (theory_makespan.interleaved, theory_memory.interleaved),
+        "zb-h1": (theory_makespan.zb_h1, theory_memory.zb_h1),
+        "zb-h2": (theory_makespan.zb_h2, theory_memory.zb_h2),
+        "zb-v": (theory_makespan.zb_v, theory_memory.zb_v),
+        "chimera": (theory_makespan.chimera, theory_memory.chimera),
+        "pipedream": (theory_makespan.one_f_one_b, theory_memory.one_f_one_b),
+    }
+)
+"""Makespan and peak by schedule; each function names its source and where it holds."""
+
+
+def predict(
+    name: str,
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    num_virtual_stages: int = 1,
+    remat: Remat | str = Remat.NEVER,
+    forward: Time = 1,
+    backward: Time = 2,
+    recompute: Time = 1,
+    weight: Time | None = None,
+) -> Prediction:
+    """Makespan, bubble and peak of one step by the closed forms; costs as in ``simulate``, all stages alike.
+
+    The numbers must be ones that the schedule can have (``make_schedule`` says which). ``pipedream`` is that of M
+    mini-batches from a standing start; in the middle of its stream the bubble is 0.
+
+    Raises:
+        ScheduleError: there is no closed form for the schedule, or none for these costs; it says where one holds.
+    """
+    if name not in FORMS:
+        raise ScheduleError(f"no closed form for schedule={name!r}; there are those of {', '.join(FORMS)}; simulate it")
+    weight = Fraction(backward) / 2 if weight is None else weight
+    case = Case(num_stages, num_micro_batches, num_virtual_stages, Remat(remat), forward, backward, weight, recompute)
+    makespan_of, peak_of = FORMS[name]
+    makespan = makespan_of(case)
+    return Prediction(makespan, (makespan - case.busy) / makespan if makespan else 0, peak_of(case))
+
+
 def gpipe_makespan(
     num_stages: int,
     num_micro_batches: int,
@@ -43,23 +109,12 @@ def gpipe_makespan(
     remat: Remat | str = Remat.NEVER,
     num_virtual_stages: int = 1,
 ) -> Time:
-    """Time of one GPipe step, sends free.
-
-    V = 1: (M + K - 1)(t_F + t_B) + r t_R, where r of the M micro-batches are recomputed (M, M - 1 or 0). Without R
-    this is the flush schedule of the GPipe paper (section 2.3) and of Megatron-LM (Narayanan et al. 2021, section
-    2.2.1). With R it follows from the order of actions: every stage but the last runs its first R while it waits for
-    the first gradient, as section 2.3 says, so R does not lengthen the ramp.
-
-    V > 1 (derived from the order as well): a pass of all micro-batches over the K ranks follows another V - 1 times;
-    it starts when the rank is free and its first micro-batch has gone over the other ranks, whichever is later.
-    """
-    recomputed = _num_recomputed(num_micro_batches, remat)
-    forwards = ((num_virtual_stages - 1) * max(num_micro_batches, num_stages) + num_micro_batches + num_stages - 1) * (
-        forward
+    """Time of one GPipe step, sends free: for V = 1 (M + K - 1)(t_F + t_B) + r t_R, see ``theory_makespan.gpipe``."""
+    return theory_makespan.gpipe(
+        Case(
+            num_stages, num_micro_batches, num_virtual_stages, Remat(remat), forward, backward, backward / 2, recompute
+        )
     )
-    one_pass = num_micro_batches * backward + recomputed * recompute
-    passes = (num_virtual_stages - 1) * max(one_pass, num_stages * backward) + one_pass
-    return forwards + passes + (num_stages - 1) * backward
 
 
 def gpipe_bubble(
@@ -76,34 +131,18 @@ def gpipe_bubble(
 
     V = 1: (K - 1)(t_F + t_B) / ((M + K - 1)(t_F + t_B) + r t_R); without R this is ``bubble``.
     """
-    makespan = gpipe_makespan(
-        num_stages,
-        num_micro_batches,
-        forward=forward,
-        backward=backward,
-        recompute=recompute,
-        remat=remat,
-        num_virtual_stages=num_virtual_stages,
+    case = Case(
+        num_stages, num_micro_batches, num_virtual_stages, Remat(remat), forward, backward, backward / 2, recompute
     )
-    recomputed = _num_recomputed(num_micro_batches, remat)
-    busy = num_virtual_stages * (num_micro_batches * (forward + backward) + recomputed * recompute)
-    return (makespan - busy) / makespan
+    makespan = theory_makespan.gpipe(case)
+    return (makespan - case.busy) / makespan
 
 
 def gpipe_peak_live(
     num_stages: int, num_micro_batches: int, *, remat: Remat | str = Remat.NEVER, num_virtual_stages: int = 1
 ) -> tuple[int, ...]:
-    """For every rank, the micro-batches of one stage whose activations are alive at once.
-
-    All V M of them without R (GPipe paper, section 2.3: what the flush costs in memory). With R one, recomputed when
-    its turn comes; ``except_last`` keeps one for each of the V stages.
-    """
-    peak = {
-        Remat.NEVER: num_virtual_stages * num_micro_batches,
-        Remat.EXCEPT_LAST: num_virtual_stages,
-        Remat.ALWAYS: 1,
-    }[Remat(remat)]
-    return (peak,) * num_stages
+    """For every rank, the micro-batches of one stage alive at once in a GPipe step, see ``theory_memory.gpipe``."""
+    return theory_memory.gpipe(Case(num_stages, num_micro_batches, num_virtual_stages, Remat(remat), 1, 2, 1, 1))
 
 
 def naive_makespan(num_stages: int, *, forward: Time = 1, backward: Time = 2) -> Time:
@@ -114,7 +153,3 @@ def naive_makespan(num_stages: int, *, forward: Time = 1, backward: Time = 2) ->
 def naive_bubble(num_stages: int) -> float:
     """(K - 1) / K: at any time one of the K ranks works (``bubble`` with M = 1)."""
     return bubble(num_stages, 1)
-
-
-def _num_recomputed(num_micro_batches: int, remat: Remat | str) -> int:
-    return sum(Remat(remat).recomputes(index, num_micro_batches) for index in range(num_micro_batches))

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import itertools
+import re
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from repro.schedules import (
+    GENERATORS,
     Remat,
     ScheduleError,
     Timeline,
@@ -15,9 +19,12 @@ from repro.schedules import (
     make_schedule,
     naive_bubble,
     naive_makespan,
+    predict,
     simulate,
     smallest_num_micro_batches,
 )
+
+from .test_registry import sizes
 
 FORWARD, BACKWARD, RECOMPUTE = Fraction(3, 7), Fraction(5, 6), Fraction(4, 9)
 
@@ -85,6 +92,100 @@ def test_gpipe_with_virtual_stages_equals_the_simulator(
                 assert timeline.peak_live == gpipe_peak_live(
                     num_stages, num_micro_batches, remat=remat, num_virtual_stages=virtual
                 )
+
+
+EXACT: dict[str, Any] = {"forward": Fraction(1), "backward": Fraction(2)}
+
+
+def assert_as_predicted(name: str, numbers: tuple[int, int, int], remat: Remat, costs: dict[str, Any]) -> None:
+    num_stages, num_micro_batches, virtual = numbers
+    timeline = simulate(GENERATORS[name](num_stages, num_micro_batches, virtual, remat), **costs)
+    predicted = predict(name, num_stages, num_micro_batches, num_virtual_stages=virtual, remat=remat, **costs)
+    found = (timeline.makespan, timeline.bubble, timeline.peak_live)
+    assert found == (predicted.makespan, predicted.bubble, predicted.peak_live), (name, numbers, remat, costs)
+
+
+UNIT_COSTS = {"forward": 1, "backward": 2, "weight": 1, "recompute": 1}  # whole numbers: exact, and fast
+
+
+@pytest.mark.parametrize("virtual", range(1, 5))
+@pytest.mark.parametrize("name", GENERATORS)
+def test_every_schedule_equals_the_simulator_with_unit_costs(name: str, virtual: int) -> None:
+    """K to 16 and M to 64; with R all M up to 2 K + 1, from where on nothing new comes, and the largest."""
+    for num_stages, remat in itertools.product(range(1, 17), Remat):
+        if sizes(name, num_stages, virtual):
+            counts = [m for m in range(1, 65) if remat is Remat.NEVER or m <= 2 * num_stages + 1 or m == 64]
+            for num_micro_batches in counts:
+                assert_as_predicted(name, (num_stages, num_micro_batches, virtual), remat, UNIT_COSTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    [
+        ("1f1b", {"forward": FORWARD, "backward": BACKWARD, "recompute": RECOMPUTE}),
+        ("1f1b", {"forward": Fraction(7), "backward": Fraction(1), "recompute": Fraction(9)}),
+        ("interleaved", {"forward": RECOMPUTE, "backward": FORWARD, "recompute": FORWARD}),
+        ("interleaved", {"forward": FORWARD, "backward": Fraction(9), "recompute": FORWARD}),
+        ("zb-h1", {"forward": FORWARD, "backward": BACKWARD, "weight": Fraction(1, 3), "recompute": RECOMPUTE}),
+        ("zb-h1", {"forward": Fraction(9), "backward": Fraction(2), "weight": Fraction(1, 3), "recompute": 7}),
+        ("zb-h1", {"forward": Fraction(1), "backward": Fraction(8), "weight": Fraction(1), "recompute": 0}),
+        ("zb-h2", {"forward": FORWARD, "backward": 2 * FORWARD, "weight": FORWARD, "recompute": BACKWARD}),
+        ("zb-v", {"forward": FORWARD, "backward": 2 * FORWARD, "weight": FORWARD, "recompute": BACKWARD}),
+        ("chimera", {"forward": FORWARD, "backward": 2 * FORWARD, "recompute": FORWARD}),
+    ],
+)
+def test_closed_forms_hold_for_the_costs_that_they_name(name: str, costs: dict[str, Any]) -> None:
+    for num_stages, num_micro_batches, virtual in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 5, 6, 8, 13), (1, 2, 3)):
+        for remat in Remat:
+            if sizes(name, num_stages, virtual):
+                assert_as_predicted(name, (num_stages, num_micro_batches, virtual), remat, costs)
+
+
+def test_chimera_with_equal_forward_and_backward() -> None:
+    costs = {"forward": FORWARD, "backward": FORWARD, "recompute": 0}
+    for num_stages, num_micro_batches in itertools.product((1, 2, 4, 6, 8), range(1, 20)):
+        assert_as_predicted("chimera", (num_stages, num_micro_batches, 1), Remat.NEVER, costs)
+
+
+@pytest.mark.parametrize(
+    ("name", "costs", "part"),
+    [
+        ("interleaved", {"recompute": 2, "remat": "always", "num_virtual_stages": 2}, "recompute <= forward=1"),
+        ("zb-h1", {"weight": Fraction(3, 2), "backward": 4}, "weight <= forward=1"),
+        ("zb-h1", {"weight": Fraction(1), "backward": Fraction(3, 2)}, "weight <= backward - weight = 1/2"),
+        ("zb-h2", {"backward": 3}, "forward = backward - weight = weight"),
+        ("zb-v", {"forward": 3}, "forward = backward - weight = weight"),
+        ("chimera", {"backward": 3}, "backward = 2 forward"),
+        ("early", {}, "no closed form for schedule='early'"),
+    ],
+)
+def test_closed_forms_say_where_they_do_not_hold(name: str, costs: dict[str, Any], part: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(part)):
+        predict(name, 4, 8, **costs)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "bubble_"),
+    [
+        # Narayanan et al. 2021: 1 / V of (K - 1) / M, as a share of the ideal time.
+        ("interleaved", (4, 8, 2), Fraction(3, 2 * 8 + 3)),
+        # Qi et al. 2023: a third of 1F1B's idle time; Li and Hoefler 2021, table 2.
+        ("zb-h1", (4, 8, 1), Fraction(3, 3 * 8 + 3)),
+        ("zb-v", (4, 8, 2), Fraction(3, 2 * 3 * 8 + 3)),
+        ("1f1b", (4, 4, 1), Fraction(3, 7)),
+    ],
+)
+def test_published_bubbles(name: str, numbers: tuple[int, int, int], bubble_: Fraction) -> None:
+    num_stages, num_micro_batches, virtual = numbers
+    assert predict(name, num_stages, num_micro_batches, num_virtual_stages=virtual, **EXACT).bubble == bubble_
+
+
+def test_chimeras_published_ratios() -> None:
+    for ranks in (4, 8, 16):
+        equal = predict("chimera", ranks, ranks, forward=Fraction(1), backward=1, recompute=0).bubble
+        assert equal == Fraction(ranks - 2, 2 * ranks + ranks - 2)
+        double = predict("chimera", ranks, ranks, **EXACT).bubble
+        assert double == Fraction(ranks - 2) / (Fraction(3 * ranks, 2) + ranks - 2)
 
 
 @pytest.mark.parametrize("num_stages", range(1, 17))
