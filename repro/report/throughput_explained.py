@@ -66,8 +66,8 @@ def _imbalance(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
         )
         if gains[0] < 0.95 * gains[1]:
             text += (
-                " What the paper loses beyond that is in no count of FLOPs, which leaves out pooling, normalisation and "
-                "all that waits for memory; `--costs profile` cuts and times by real layers."
+                " What the paper loses beyond that is in no count of FLOPs, which leaves out pooling, normalisation "
+                "and all that waits for memory; `--costs profile` cuts and times by real layers."
             )
     yield text
 
