@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 
 from repro.errors import UserError
 from repro.planning import check_partition
-from repro.schedules import Schedule, make_schedule
+from repro.schedules import SIMULATED_ONLY, Schedule, make_schedule, require_executable
 
 from .building import PARTITION_RULES
 from .pipeline_module import DOCS, PipelineModule
@@ -29,13 +29,16 @@ def check_options(
     Raises:
         UserError: an option, or options together, that cannot be.
     """
-    make_schedule(
+    if schedule in SIMULATED_ONLY:
+        require_executable(make_schedule(schedule, num_stages=2, num_micro_batches=2))
+    planned = make_schedule(
         schedule,
         num_stages=1 if num_stages is None else num_stages,
         num_micro_batches=1 if num_micro_batches is None else num_micro_batches,
         num_virtual_stages=num_virtual_stages,
         remat=remat,
     )
+    require_executable(planned)
     if data_parallel_size < 1:
         raise UserError(f"data_parallel_size={data_parallel_size}: give a whole number of at least 1")
     if isinstance(partition, str):

@@ -21,15 +21,16 @@ I, with the P nodes that depend on it. Hooks run once, with the gradients that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from .autograd_graph import Edge, Graph, as_received, free_saved, graph_of, has_hook_after, kind_of, leaf_of, saved_by
 
 _INDEPENDENT = frozenset(
     f"{operation}Backward0"
@@ -50,10 +51,6 @@ _INDIVISIBLE = {
 _AT_ONCE = 2**24
 """Bytes of gradients that W makes before it adds them to those of the parameters."""
 
-_Edge = tuple[Node, int]
-_Graph = dict[Node, list[_Edge]]
-"""All nodes with the edges that their gradients take, each node before those that its gradients go to."""
-
 
 @dataclass
 class _Group:
@@ -69,26 +66,26 @@ class _Group:
 
     nodes: list[Node] = field(default_factory=list)
     sources: list[Node] = field(default_factory=list)
-    edges: list[list[_Edge]] = field(default_factory=list)
+    edges: list[list[Edge]] = field(default_factory=list)
     kept: dict[int, tuple[Tensor | None, ...]] = field(default_factory=dict)
-    gradients: dict[_Edge, Tensor] = field(default_factory=dict)
+    gradients: dict[Edge, Tensor] = field(default_factory=dict)
 
-    def add(self, edge: _Edge, gradient: Tensor) -> None:
+    def add(self, edge: Edge, gradient: Tensor) -> None:
         known = self.gradients.get(edge)
         self.gradients[edge] = gradient if known is None else known + gradient
 
-    @property
-    def leaves(self) -> list[Tensor]:
+    @cached_property
+    def leaves(self) -> tuple[Tensor, ...]:
         """The parameters that get their gradient from these nodes."""
-        return [leaf for leaf in map(_leaf, self.nodes) if leaf is not None]
+        return tuple(leaf for leaf in map(leaf_of, self.nodes) if leaf is not None)
 
     @property
     def is_separable(self) -> bool:
         """Whether the group can wait for W."""
         return (
-            all(_kind(source) in _INDEPENDENT for source in self.sources)
-            and not any(map(_has_hook_after, self.sources))
-            and not any(saved.unpack_hook for node in (*self.sources, *self.nodes) for saved in _saved(node))
+            all(kind_of(source) in _INDEPENDENT for source in self.sources)
+            and not any(map(has_hook_after, self.sources))
+            and not any(saved.unpack_hook for node in (*self.sources, *self.nodes) for saved in saved_by(node))
         )
 
 
@@ -96,18 +93,24 @@ class WeightGradients:
     """What W has to do for one micro-batch; made by ``backward_inputs``.
 
     Attributes:
-        parameters: the leaf tensors whose gradients are still due.
         whole: what in the graph made I run the whole backward; None where nothing did.
     """
 
     def __init__(self, groups: Sequence[_Group] = (), whole: str | None = None) -> None:
         self._groups = list(groups)
-        self.parameters = tuple(leaf for group in groups for leaf in group.leaves)
         self.whole = whole
+
+    def __bool__(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._groups)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The leaf tensors whose gradients are still due."""
+        return tuple(leaf for group in self._groups for leaf in group.leaves)
 
     def accumulate(self) -> None:
         """W: adds the gradients to the ``.grad`` of the parameters, and frees the graph on the way."""
-        self.parameters = ()
         while self._groups:
             batch, size = [], 0
             while self._groups and size < _AT_ONCE:
@@ -125,17 +128,19 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
     Args:
         outputs: tensors with a graph.
         seeds: their gradients.
-        inputs: leaf tensors that require a gradient; where there are none the whole backward runs.
+        inputs: leaf tensors that require a gradient; where there are none nothing is done, and W is the whole backward.
 
     Returns:
         The rest of the backward.
     """
-    if not inputs:
-        torch.autograd.backward(outputs, seeds)
-        return WeightGradients()
     roots = [get_gradient_edge(output) for output in outputs]
-    graph = _graph(root.node for root in roots)
-    whole = next((_INDIVISIBLE[kind] for kind in map(_kind, graph) if kind in _INDIVISIBLE), None)
+    graph = graph_of(root.node for root in roots)
+    if not inputs:
+        everything = _Group(nodes=list(graph))
+        for root, seed in zip(roots, seeds, strict=True):
+            everything.add((root.node, root.output_nr), seed)
+        return WeightGradients([everything])
+    whole = next((_INDIVISIBLE[kind] for kind in map(kind_of, graph) if kind in _INDIVISIBLE), None)
     groups = [] if whole else [group for group in _groups(graph, _path_to(inputs, graph)) if group.is_separable]
     if not groups:
         torch.autograd.backward(outputs, seeds)
@@ -145,7 +150,7 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
     for root, seed in zip(roots, seeds, strict=True):
         if root.node in waiting:
             waiting[root.node].add((root.node, root.output_nr), seed)
-    now = [leaf for node in graph if node not in waiting and (leaf := _leaf(node)) is not None]
+    now = [leaf for node in graph if node not in waiting and (leaf := leaf_of(node)) is not None]
     if now:
         handles = [
             source.register_prehook(_keeper(group.kept, number))
@@ -161,7 +166,7 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
     needed = {source for group in groups for source in group.sources}
     for node in graph:
         if node not in needed and node not in waiting:
-            _free(node)
+            free_saved(node)
     return WeightGradients(groups)
 
 
@@ -191,32 +196,17 @@ def _separate(leaves: Sequence[Tensor], groups: Sequence[_Group]) -> None:
             leaf.grad = gradient.clone()
 
 
-def _graph(roots: Iterable[Node]) -> _Graph:
-    edges: _Graph = {}
-    finished: list[Node] = []
-    stack = [(root, False) for root in roots]
-    while stack:
-        node, is_finished = stack.pop()
-        if is_finished:
-            finished.append(node)
-        elif node not in edges:
-            edges[node] = [(child, number) for child, number in node.next_functions if child is not None]
-            stack.append((node, True))
-            stack.extend((child, False) for child, _ in edges[node] if child not in edges)
-    return {node: edges[node] for node in reversed(finished)}
-
-
-def _path_to(inputs: Sequence[Tensor], graph: _Graph) -> set[Node]:
+def _path_to(inputs: Sequence[Tensor], graph: Graph) -> set[Node]:
     """The A nodes: those from which a gradient of ``inputs`` is made."""
     identities = {id(tensor) for tensor in inputs}
     path: set[Node] = set()
     for node, edges in reversed(graph.items()):
-        if id(_leaf(node)) in identities or any(child in path for child, _ in edges):
+        if id(leaf_of(node)) in identities or any(child in path for child, _ in edges):
             path.add(node)
     return path
 
 
-def _groups(graph: _Graph, path: set[Node]) -> list[_Group]:
+def _groups(graph: Graph, path: set[Node]) -> list[_Group]:
     """P nodes and the A nodes before them, in groups that have nothing in common; those near the outputs first."""
     parent: dict[Node, Node] = {}
 
@@ -271,7 +261,7 @@ def _differentiate_sources(groups: Sequence[_Group]) -> None:
                     made = made if isinstance(made, tuple) else (made,)
                     for edge, gradient in zip(source.next_functions, made, strict=True):
                         if gradient is not None and edge in edges:
-                            group.add(edge, _as_received(edge, gradient))
+                            group.add(edge, as_received(edge, gradient))
             group.sources.clear()
 
     asked = {edge for group in groups for edges in group.edges for edge in edges}
@@ -281,61 +271,3 @@ def _differentiate_sources(groups: Sequence[_Group]) -> None:
             task = _Asking.apply(leaf, run)
         wanted: list[Any] = [leaf, *(GradientEdge(*edge) for edge in asked)]
         torch.autograd.grad(task, wanted, allow_unused=True)
-
-
-def _as_received(edge: _Edge, gradient: Tensor) -> Tensor:
-    """The gradient as the engine hands it to the next node: summed over what was broadcast, in that node's dtype."""
-    node, number = edge
-    wanted = node._input_metadata[number]
-    if gradient.is_complex() and not wanted.dtype.is_complex:
-        gradient = gradient.real
-    return gradient.sum_to_size(wanted.shape).to(device=wanted.device, dtype=wanted.dtype)
-
-
-def _free(node: Node) -> None:
-    """Frees what ``node`` has saved for its backward, which has run."""
-    for saved in _saved(node):
-        with suppress(RuntimeError):  # Nothing saved, or by hooks of the user's, which are theirs.
-            saved.register_hooks(_nothing, _freed)
-
-
-def _nothing(saved: Tensor) -> None:
-    """Packs a tensor away without keeping it."""
-
-
-def _freed(packed: None) -> Tensor:
-    raise RuntimeError("the activations of this stage are freed: I has run")
-
-
-def _saved(node: Node) -> Iterator[Any]:
-    """What ``node`` has saved for its backward."""
-    for name in _saved_names(type(node)):
-        saved = getattr(node, name)
-        yield from saved if isinstance(saved, tuple) else (saved,)
-
-
-@cache
-def _saved_names(kind: type[Node]) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
-
-
-def _kind(node: Node) -> str:
-    return type(node).__name__
-
-
-def _has_hook_after(node: Node) -> bool:
-    """Whether somebody has a say in the gradients that ``node`` makes; calling the node would pass the hook over."""
-    handle = node.register_hook(_nothing_after)
-    hooks = handle.hooks_dict_ref()
-    handle.remove()
-    return bool(hooks)
-
-
-def _nothing_after(made: Any, received: Any) -> None:
-    """A hook without effect."""
-
-
-def _leaf(node: Node) -> Tensor | None:
-    """The leaf tensor to whose ``.grad`` the node adds; None for all other nodes."""
-    leaf: Tensor | None = getattr(node, "variable", None) if _kind(node) == "AccumulateGrad" else None
-    return leaf

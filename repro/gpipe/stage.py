@@ -116,10 +116,7 @@ class Stage:
     @property
     def live_activations(self) -> int:
         """Micro-batches whose activations (the graph, not only the stage's input) are alive."""
-        return sum(
-            flight.outputs is not None or (flight.weights is not None and bool(flight.weights.parameters))
-            for flight in self._flights.values()
-        )
+        return sum(flight.outputs is not None or bool(flight.weights) for flight in self._flights.values())
 
     def held(self) -> Iterator[Tensor]:
         """What the stage itself keeps of its micro-batches in flight: inputs, targets, outputs (graphs keep more)."""
@@ -199,7 +196,7 @@ class Stage:
     ) -> tuple[InputGradient | None, ...]:
         """I: as ``backward``, but parameters get their gradients in ``backward_weights``, as far as they can wait.
 
-        Where no input requires a gradient this is the whole backward, and nothing is left for W.
+        Where no input requires a gradient nothing is done, and W is the whole backward.
         """
         flight = self._flights[micro_batch]
         roots, seeds = _seeded(flight.outputs, gradients)
