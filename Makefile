@@ -64,7 +64,7 @@ remat: ## 4 | what re-materialization costs and saves
 breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
-peers: ## 8 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
+peers: ## 9 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
 
 $(SWEEPS): $(STAMP)
 	@$(BIN)/repro run $@ --scale $(SCALE) $(OPTIONS)

@@ -40,6 +40,7 @@ SMALL_BOUNDARY = 4096
 
 _KIB = 1024
 _MAX_STAGES = 16
+_MANY = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class _Scale:
         stages: K of the emulated runs.
         micro_batches: M of the emulated runs.
         boundaries: bytes that cross a boundary in them.
-        rounds: of the emulated runs with the smallest boundary, and with the others.
+        rounds: of the emulated runs with the smallest boundary, with the others, and of these with many micro-batches.
         judged: whether limits on times are checked.
     """
 
@@ -61,21 +62,21 @@ class _Scale:
     stages: tuple[int, ...]
     micro_batches: tuple[int, ...]
     boundaries: tuple[int, ...]
-    rounds: tuple[int, int]
+    rounds: tuple[int, int, int]
     judged: bool = True
 
 
 _LAPTOP = _Scale(
     real=(4, 8, 16),
-    real_plan=SpeedPlan(rounds=16, steps=1),
+    real_plan=SpeedPlan(rounds=12, steps=1),
     stages=(2, 4, 8),
     micro_batches=(1, 4, 32),
     boundaries=(SMALL_BOUNDARY, 64 * _KIB, 2048 * _KIB),
-    rounds=(10, 3),
+    rounds=(10, 3, 2),
 )
 _SCALES: Mapping[str, _Scale] = {
     # Enough to see that everything runs; a shared machine of CI says nothing about times.
-    "smoke": _Scale((4,), SpeedPlan(2, 1, 1), (2, 4), (4,), (SMALL_BOUNDARY,), (3, 3), judged=False),
+    "smoke": _Scale((4,), SpeedPlan(2, 1, 1), (2, 4), (4,), (SMALL_BOUNDARY,), (3, 3, 3), judged=False),
     "laptop": _LAPTOP,
     "gpu": _LAPTOP,
 }
@@ -91,7 +92,7 @@ def parts(request: Request) -> list[SweepPart]:
     made = []
     for micro_batches in scale.real:
         workload, names = Workload(num_micro_batches=micro_batches), _ways()
-        seconds = 5 + 0.05 * micro_batches * len(names) * (scale.real_plan.rounds + 3)
+        seconds = 5 + 0.04 * micro_batches * len(names) * (scale.real_plan.rounds + 3)
         made.append(
             SweepPart(
                 _real(micro_batches),
@@ -110,7 +111,7 @@ def parts(request: Request) -> list[SweepPart]:
                 time_equal_stages,
                 (plan,),
                 plan.num_stages,
-                4 + 0.3 * plan.num_stages + 4.4 * plan.ideal * (plan.rounds + plan.warm_up),
+                2 + 0.4 * plan.num_stages + 4.4 * plan.ideal * (plan.rounds + plan.warm_up),
             )
         )
     return made
@@ -173,9 +174,13 @@ def _ways() -> tuple[str, ...]:
 
 
 def _plans(scale: _Scale) -> list[EqualStages]:
-    many, few = scale.rounds
+    many, few, fewest = scale.rounds
+
+    def rounds(size: int, micro_batches: int) -> int:
+        return many if size == min(scale.boundaries) else few if micro_batches < _MANY else fewest
+
     return [
-        EqualStages(stages, micro_batches, size, 0.010, 0.020, many if size == min(scale.boundaries) else few)
+        EqualStages(stages, micro_batches, size, 0.010, 0.020, rounds(size, micro_batches))
         for size in scale.boundaries
         for stages in scale.stages
         for micro_batches in scale.micro_batches
@@ -295,7 +300,7 @@ def _lasts(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) -> Check:
 TARGET = Target(
     name="peers",
     summary="This engine beside torch.distributed.pipelining, torchgpipe and a bare isend/irecv loop: step times.",
-    minutes={"smoke": 0.4, "laptop": 8, "gpu": 8},
+    minutes={"smoke": 0.4, "laptop": 9, "gpu": 9},
     parts=parts,
     rows=rows,
     add_options=add_options,
