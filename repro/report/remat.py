@@ -1,0 +1,177 @@
+"""The sections and the figure of the report on re-materialization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from repro.datasets.paper import published
+from repro.experiments.rows import Provenance, Row
+from repro.schedules import Remat
+
+from .lines import NOTHING, Figure, Line, Section
+from .loading import Results
+from .style import BLUE, GREEN, ORANGE, figure
+
+PICTURE = "remat.png"
+PICTURES = (PICTURE,)
+_COLORS = {"always": BLUE, "except_last": ORANGE, "never": GREEN}
+Key = tuple[str, int | None, int | None, str | None]
+
+
+def sections(results: Results, reference: Results | None) -> list[Section]:
+    """All sections for which there are rows."""
+    rows = list(results.rows)
+    others = list(reference.rows) if reference is not None else []
+    made = [_costs(rows, others), _early(rows, others), _claims(rows, others)]
+    return [section for section in made if section.lines]
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Time against memory, one panel for each model."""
+    models = list(dict.fromkeys(row.model for row in rows if row.metric == "time_ratio"))
+    if not models:
+        return
+    with figure(folder / PICTURE, 7.5, 3.4 * len(models), *[1.0] * len(models)) as (_, axes):
+        for axis, model in zip(axes, models, strict=True):
+            cells = list(dict.fromkeys((row.num_stages, row.num_micro_batches) for row in rows if row.model == model))
+            for remat in Remat:
+                mode = remat.value
+                keys: list[Key] = [(model, stages, micro_batches, mode) for stages, micro_batches in cells]
+                times = [_find(rows, key, "time_ratio", Provenance.MEASURED) for key in keys]
+                ideals = [_find(rows, key, "time_ratio", Provenance.SIMULATED) for key in keys]
+                sizes = [_find(rows, key, "memory_ratio", Provenance.MEASURED) for key in keys]
+                points = [(s.value, t.value, t.spread or 0.0) for s, t in zip(sizes, times, strict=True) if s and t]
+                if points:
+                    xs, ys, errors = zip(*points, strict=True)
+                    axis.errorbar(xs, ys, errors, fmt="o", color=_COLORS[mode], label=f"remat {mode}, measured")
+                expected = [(s.value, i.value) for s, i in zip(sizes, ideals, strict=True) if s and i]
+                if expected:
+                    xs, ys = zip(*expected, strict=True)
+                    axis.plot(xs, ys, "_", ms=14, color=_COLORS[mode], label=f"remat {mode}, simulated")
+            axis.set_title(model)
+            axis.set_xlabel("activation memory relative to remat never (measured)")
+            axis.set_ylabel("step time relative to remat never")
+            axis.legend(ncols=3, fontsize=7)
+
+
+def _costs(rows: list[Row], others: list[Row]) -> Section:
+    lines = []
+    for key in _keys(rows, others):
+        model, stages, micro_batches, mode = key
+        name = f"{model}, K={stages}, M={micro_batches}, remat {mode}"
+        if mode != "never":
+            for provenance in (Provenance.MEASURED, Provenance.SIMULATED):
+                lines += _line(f"{name}: step time / that of never", rows, others, key, "time_ratio", provenance)
+            lines += _line(f"{name}: activation memory / that of never", rows, others, key, "memory_ratio")
+        what = f"{name}: K x step time / that of one full device"
+        lines += _line(what, rows, others, key, "device_time_ratio")
+    known = next((row for row in (*rows, *others) if row.metric == "time_ratio"), None)
+    rounds = f"{known.params['rounds']} rounds or more" if known is not None else "several rounds"
+    text = (
+        f"Scaled-down models without dropout; the modes take turns, {rounds}; ratios are of the same round, medians, ± "
+        "half the interquartile range. *simulated*: GPipe's schedule replayed with the F and B that the run without "
+        "remat had, R costing an F. Memory is the peak of the fullest rank (hooks on what autograd saves, in a step of "
+        "its own). The combined cost is the time of all K devices against the unsplit model on one device, which has "
+        "the whole mini-batch at once and keeps everything: bubble, imbalance, messages, smaller micro-batches and R "
+        "together (below 1 where smaller micro-batches suit the caches). Cells with more stages than cores are left "
+        "out: their ranks would take turns on a core. Stages that share a GPU add up, without a bubble."
+    )
+    caption = "Step time against activation memory, each point a cell of K and M; dashes: what the schedule gives."
+    return Section("Time and memory", text, lines, [Figure(PICTURE, caption)] if rows else ())
+
+
+def _early(rows: list[Row], others: list[Row]) -> Section:
+    lines = []
+    for key in _keys(rows, others):
+        name = f"{key[0]}, K={key[1]}, M={key[2]}"
+        words = "R of the last micro-batch began before its gradient was made, share of traced cases"
+        lines += _line(f"{name}: {words}", rows, others, key, "early_recompute", share=True)
+        words = "share of that R's time that was over by then"
+        lines += _line(f"{name}: {words}", rows, others, key, "hidden_recompute", share=True)
+    text = (
+        "R needs no gradient: on every stage but the last, that of the last micro-batch can run in the bubble before "
+        "the first gradient arrives (section 2.3). Checked from the traced times of all ranks on one clock."
+    )
+    return Section("R runs before the gradient arrives", text, lines)
+
+
+def _claims(rows: list[Row], others: list[Row]) -> Section:
+    """Rules of thumb beside what was measured over all cells."""
+    lines = []
+    for mode in ("always", "except_last"):
+        shown = [_over_all(some, mode) for some in (rows, others)]
+        if any(shown):
+            what = f"remat {mode} over all cells: more time, activation memory"
+            lines.append(Line(what, Provenance.MEASURED.value, *(one or NOTHING for one in shown)))
+    said = "; ".join(f'"{claim["claim"]}" ({claim["source"]})' for claim in published("remat_claims"))
+    text = (
+        f"What one reads: {said}. How much memory is saved is set by M, and by how much a layer keeps beside its "
+        "input, not by remat as such: with M = 1 nothing is. Time is set by t_B / t_F: 1 / (1 + t_B/t_F) more without "
+        "a bubble, which is a third at t_B = 2 t_F, and less in a pipeline, where the bubble hides a part of R. Both "
+        "sayings fit some cells, neither is a property of the method."
+    )
+    return Section("Rules of thumb in circulation", text, lines)
+
+
+def _over_all(rows: Sequence[Row], mode: str) -> str | None:
+    times, sizes = (
+        [
+            row.value
+            for row in rows
+            if row.metric == metric and row.remat == mode and row.provenance is Provenance.MEASURED
+        ]
+        for metric in ("time_ratio", "memory_ratio")
+    )
+    if not times or not sizes:
+        return None
+    return (
+        f"+{_range(100 * (min(times) - 1), 100 * (max(times) - 1))}, {1 / max(sizes):.1f} to {1 / min(sizes):.1f}x less"
+    )
+
+
+def _range(low: Any, high: Any) -> str:
+    return f"{low:.0f}%" if round(low) == round(high) else f"{low:.0f} to {high:.0f}%"
+
+
+def _line(
+    what: str,
+    rows: list[Row],
+    others: list[Row],
+    key: Key,
+    metric: str,
+    provenance: Provenance = Provenance.MEASURED,
+    *,
+    share: bool = False,
+) -> list[Line]:
+    own, other = (_find(some, key, metric, provenance) for some in (rows, others))
+    if own is None and other is None:
+        return []
+    return [Line(what, provenance.value, *(_show(row, share) for row in (own, other)))]
+
+
+def _show(row: Row | None, share: bool) -> str:
+    if row is None:
+        return NOTHING
+    if share:
+        return f"{100 * row.value:.0f}%"
+    return f"{row.value:.3f}" + ("" if row.spread is None else f" ± {row.spread:.3f}") + "×"
+
+
+def _keys(rows: Sequence[Row], others: Sequence[Row]) -> list[Key]:
+    known = (row for row in (*rows, *others) if row.metric == "time_ratio")
+    return list(dict.fromkeys((row.model, row.num_stages, row.num_micro_batches, row.remat) for row in known))
+
+
+def _find(rows: Sequence[Row], key: Key, metric: str, provenance: Provenance) -> Row | None:
+    return next(
+        (
+            row
+            for row in rows
+            if row.metric == metric
+            and row.provenance is provenance
+            and (row.model, row.num_stages, row.num_micro_batches, row.remat) == key
+        ),
+        None,
+    )
