@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "reproduce": Command("repro.experiments.reproduce", "main", "run the main comparison and write its report"),
         "run": Command("repro.experiments.run", "main", "run one table or figure of the paper and write its report"),
         "report": Command("repro.report", "main", "turn the rows of finished runs into tables and figures"),
+        "bubble": Command("repro.commands.bubble", "main", "compare the schedules: bubble, peak memory, step time"),
         "schedule": Command("repro.commands.schedule", "main", "draw a schedule, with its bubble and peak memory"),
     }
 )

@@ -1,0 +1,159 @@
+"""Schedules side by side: bubble, peak and step time for the same work on a rank, and the M that a bubble needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, lcm
+
+from .actions import Remat, ScheduleError
+from .registry import GENERATORS, make_schedule
+from .replay import Time
+from .simulate import simulate
+from .theory import predict
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank does for one micro-batch, on all its layers; its V stages share it equally.
+
+    Attributes:
+        forward: t_F.
+        backward: t_B; a schedule that splits it takes half for I and half for W.
+        remat: which micro-batches are recomputed; R costs what F costs.
+    """
+
+    forward: Fraction = Fraction(1)
+    backward: Fraction = Fraction(2)
+    remat: Remat = Remat.NEVER
+
+    def __post_init__(self) -> None:
+        for name, value in (("forward", self.forward), ("backward", self.backward)):
+            if value <= 0:
+                raise ScheduleError(f"{name}={value}: give a cost above 0")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One schedule with its numbers; all figures are exact.
+
+    Attributes:
+        schedule: its name.
+        num_stages: K ranks.
+        num_micro_batches: M.
+        num_virtual_stages: V stages per rank.
+        bubble: idle time / makespan; R counts as work. Of a stream without a flush: in the middle of it.
+        bubble_of_ideal: idle time / time without any.
+        peak_live: micro-batches of one stage whose activations are alive at once, on the rank with most of them.
+        peak_live_ranks: the same in micro-batches of all layers of a rank, V times fewer.
+        relative_step_time: time of a step / (M (t_F + t_B)).
+        flush: whether the weights change once per step; if not, gradients are those of older weights.
+    """
+
+    schedule: str
+    num_stages: int
+    num_micro_batches: int
+    num_virtual_stages: int
+    bubble: Fraction
+    bubble_of_ideal: Fraction
+    peak_live: int
+    peak_live_ranks: Fraction
+    relative_step_time: Fraction
+    flush: bool
+
+    @property
+    def utilisation(self) -> Fraction:
+        """1 - bubble."""
+        return 1 - self.bubble
+
+
+def compare(name: str, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work) -> Comparison:
+    """Figures of one schedule, by its closed form where there is one for these costs, else by replaying it.
+
+    Raises:
+        ScheduleError: the schedule cannot have these numbers.
+    """
+    flush = name != "pipedream"
+    makespan, busy, peaks = _time(name, num_stages, num_micro_batches, num_virtual_stages, work)
+    if not flush:
+        # A longer stream takes only its work longer: what idles is the one ramp at its start and end.
+        twice, twice_busy, _ = _time(name, num_stages, 2 * num_micro_batches, num_virtual_stages, work)
+        makespan, busy = twice - makespan, twice_busy - busy
+    peak = max(peaks)
+    return Comparison(
+        schedule=name,
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        num_virtual_stages=num_virtual_stages,
+        bubble=(makespan - busy) / makespan,
+        bubble_of_ideal=(makespan - busy) / busy,
+        peak_live=peak,
+        peak_live_ranks=Fraction(peak, num_virtual_stages),
+        relative_step_time=makespan / (num_micro_batches * (work.forward + work.backward)),
+        flush=flush,
+    )
+
+
+def smallest_for_bubble(
+    name: str, num_stages: int, num_virtual_stages: int, work: Work, target: Fraction, *, strictly: bool = False
+) -> Comparison | None:
+    """The schedule with the smallest M whose bubble is at most (or ``strictly`` below) ``target``.
+
+    A step of more micro-batches takes no less time. So if M of them take T, no M' above M with a smaller bubble comes
+    before M' c = (1 - target) T, where c is the work per micro-batch: M goes there at once.
+
+    Returns:
+        None if there is none up to eight times what GPipe needs: idle time that grows with M keeps it away for good.
+
+    Raises:
+        ScheduleError: the target is not between 0 and 1, or the schedule cannot have these numbers.
+    """
+    if not 0 < target < 1:
+        raise ScheduleError(f"target={float(target):g}: give a bubble between 0 and 1, like 0.1")
+    limit = 8 * (ceil(num_stages * (1 - target) / target) + num_stages)
+    per_micro_batch = work.forward + work.backward + (work.forward if work.remat is not Remat.NEVER else 0)
+    count = 1
+    while count <= limit:
+        found = compare(name, num_stages, count, num_virtual_stages, work)
+        if found.bubble < target or (found.bubble == target and not strictly):
+            return found
+        makespan = found.relative_step_time * count * (work.forward + work.backward)
+        count = max(count + 1, ceil(makespan * (1 - target) / per_micro_batch))
+    return None
+
+
+def _time(
+    name: str, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work
+) -> tuple[Fraction, Fraction, tuple[int, ...]]:
+    """Makespan, time at work and peaks of one step, exactly."""
+    # The constructor's refusals cost nothing at M = 1; whole numbers instead of fractions make the replay fast.
+    make_schedule(name, num_stages=num_stages, num_micro_batches=1, num_virtual_stages=num_virtual_stages)
+    scale = lcm(work.forward.denominator, work.backward.denominator) * 2 * num_virtual_stages
+    forward, backward = (int(cost * scale / num_virtual_stages) for cost in (work.forward, work.backward))
+    recomputed = sum(work.remat.recomputes(index, num_micro_batches) for index in range(num_micro_batches))
+    busy = num_virtual_stages * (num_micro_batches * (forward + backward) + recomputed * forward)
+    costs = (forward, backward, forward, backward // 2)
+    try:
+        makespan, peaks = _predicted(name, num_stages, num_micro_batches, num_virtual_stages, work.remat, costs)
+    except ScheduleError:
+        timeline = simulate(GENERATORS[name](num_stages, num_micro_batches, num_virtual_stages, work.remat), *costs)
+        makespan, peaks = timeline.makespan, timeline.peak_live
+    return Fraction(makespan) / scale, Fraction(busy, scale), peaks
+
+
+def _predicted(
+    name: str, stages: int, count: int, virtual: int, remat: Remat, costs: tuple[int, int, int, int]
+) -> tuple[Time, tuple[int, ...]]:
+    forward, backward, recompute, weight = costs
+    found = predict(
+        name,
+        stages,
+        count,
+        num_virtual_stages=virtual,
+        remat=remat,
+        forward=forward,
+        backward=backward,
+        recompute=recompute,
+        weight=weight,
+    )
+    return found.makespan, found.peak_live
