@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -56,6 +57,8 @@ def emulate(rank: int, tell: Tell, plan: EmulatedPlan) -> dict[str, Any]:
         found: dict[str, Any] = {"overshoot": _overshoot(), **_message_costs(rank)}
         steps: list[dict[str, Any]] = []
         total = len(plan.cells) * len(plan.remats)
+        gc.collect()
+        gc.disable()
         for cell in plan.cells:
             for remat in plan.remats:
                 tell(len(steps) / total, f"K={num_stages} M={cell.num_micro_batches}, remat {remat}")
@@ -64,6 +67,7 @@ def emulate(rank: int, tell: Tell, plan: EmulatedPlan) -> dict[str, Any]:
         dist.barrier()
         return {**found, "steps": steps}
     finally:
+        gc.enable()
         mesh.close()
 
 

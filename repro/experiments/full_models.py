@@ -31,6 +31,11 @@ class FullModel:
     batch_size: int
     accelerator: str
 
+    @property
+    def depth(self) -> int:
+        """Layers of the sequence: AmoebaNet has stem, reductions and classifier, the Transformer its two ends."""
+        return self.num_layers + (6 if self.family == "amoebanet" else 2)
+
 
 def amoebanet_d(num_filters: int, accelerator: str) -> FullModel:
     """AmoebaNet-D (18, D) on images of 224 pixels, mini-batch 128 (GPipe paper, section 3 and Table 1)."""

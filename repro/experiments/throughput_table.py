@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from repro.arguments import ArgumentParser, suggest
 from repro.errors import UserError
+from repro.planning import partition
 from repro.schedules import Remat
 
 from .accelerators import accelerator_names, find_accelerator, find_link, link_names
@@ -26,7 +27,6 @@ BASE_STAGES = 2
 
 _START = 2.5
 _START_A_RANK = 0.4
-_SHORT = 8.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def parts(table: Table, request: Request) -> list[SweepPart]:
                 for cell in cells
                 for remat in remats
             }
-            repeats = 2 if sizes.grouped or max(steps.values()) < _SHORT else 1
+            repeats = _repeats(max(steps.values()))
             plan = EmulatedPlan(row.setting, cells, remats, row.factor, repeats)
             numbers = ", ".join(str(cell.num_micro_batches) for cell in cells)
             stages = cells[0].num_stages
@@ -239,6 +239,7 @@ def _cells(table: Table, request: Request, model: FullModel) -> tuple[list[Table
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: give at least 1")
     stages = request.num_stages or table.num_stages
+    partition([1.0] * model.depth, max(stages))
     micro_batches = request.num_micro_batches or table.num_micro_batches
     base_micro_batches = min(table.num_micro_batches) if len(table.num_micro_batches) > 1 else min(micro_batches)
     all_cells = table_cells(
@@ -306,6 +307,11 @@ def _groups(cells: Sequence[TableCell], *, grouped: bool) -> list[tuple[TableCel
         return [(cell,) for cell in cells]
     stages = sorted({cell.num_stages for cell in cells})
     return [tuple(cell for cell in cells if cell.num_stages == number) for number in stages]
+
+
+def _repeats(seconds: float) -> int:
+    """Steps of a cell: what disturbs a machine for a moment weighs most in the short ones."""
+    return 3 if seconds < 5 else 2 if seconds < 10 else 1
 
 
 def _check_choice(option: str, given: str, known: Sequence[str]) -> None:
