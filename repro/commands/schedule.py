@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from repro.arguments import ArgumentParser
+from repro.errors import UserError
 from repro.report.timeline import draw
-from repro.schedules import GENERATORS, Remat, Timeline, make_schedule, simulate
+from repro.schedules import GENERATORS, Generator, Kind, Remat, Timeline, make_schedule, simulate, staleness
+
+from .cost_files import Cost, read_costs
 
 _DESCRIPTION = """\
 Draw a pipeline schedule: one row per rank, time from left to right, dots where the rank idles. It is simulated from
 the costs given here; the order of the actions is the one that a training run executes."""
 
 _EPILOG = """\
-In the drawing: F forward, R recompute, B backward, the number is the micro-batch; with virtual stages a letter tells
-which of the rank's stages. COST is one number, or one per stage (K x V of them) separated by commas, in any unit.
-The bubble is the idle time of all ranks / (ranks x makespan); R counts as work.
+In the drawing: F forward, R recompute, B backward, which some schedules split into I (gradient of the input) and W
+(gradient of the weights); the number is the micro-batch; where a rank holds several stages a letter tells which. COST
+is one number, or one per stage (K x V of them) separated by commas, in any unit. The bubble is the idle time of all
+ranks / (ranks x makespan); R counts as work.
+
+FILE of --costs is JSON: an object with forward, backward and perhaps recompute, weight, transfer, each a number or a
+list by stage or by layer; a profile of layers; a trace of a run in Chrome's format. Options override it.
+
+NAME may also be a function of your own, as MODULE.FUNCTION (docs/adding_a_schedule.md).
 
 examples:
   repro schedule gpipe -K 4 -M 8
   repro schedule gpipe -K 4 -M 8 --remat always
   repro schedule gpipe -K 4 -M 1                 naive model parallelism
+  repro schedule interleaved -K 4 -M 8 -V 2 --svg interleaved.svg
   repro schedule gpipe -K 2 -M 4 --forward 1,2 --json"""
 
 
@@ -34,33 +49,86 @@ def main(argv: Sequence[str]) -> int:
     if options.width is not None and options.width < 20:
         parser.error(f"--width {options.width}: give at least 20 columns")
     micro_batches = 4 * options.num_stages if options.num_micro_batches is None else options.num_micro_batches
+    virtual = options.num_virtual_stages
+    if virtual is None:
+        virtual = 2 if options.name == "zb-v" else 1
     schedule = make_schedule(
-        options.name,
+        _find(options.name),
         num_stages=options.num_stages,
         num_micro_batches=micro_batches,
-        num_virtual_stages=options.num_virtual_stages,
+        num_virtual_stages=virtual,
         remat=options.remat,
     )
-    costs = {
-        "forward": options.forward,
-        "backward": options.backward,
-        "recompute": options.forward if options.recompute is None else options.recompute,
-        "transfer": options.transfer,
-    }
+    costs = _costs(options, schedule.total_stages)
     timeline = simulate(schedule, **costs)
-    print(json.dumps(_as_json(timeline, costs)) if options.json else _as_text(timeline, costs, options.width))
+    if options.json:
+        print(json.dumps(_as_json(timeline, costs)))
+    else:
+        print(_as_text(timeline, costs, options.width, _colours(options.color)))
+    if options.svg is not None:
+        _write_svg(timeline, costs, options.svg)
+        if not options.json:
+            print(f"drawn      {options.svg}")
     return 0
+
+
+def _find(name: str) -> str | Generator:
+    """A name of a schedule, or the function ``module.function``."""
+    module, dot, function = name.rpartition(".")
+    if name in GENERATORS or not dot:
+        return name
+    try:
+        found: Any = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"schedule {name}: there is no such function ({error})") from None
+    if not callable(found):
+        raise UserError(f"schedule {name}: this is no function but a {type(found).__name__}")
+    generator: Generator = found
+    return generator
+
+
+def _costs(options: argparse.Namespace, num_stages: int) -> dict[str, Cost]:
+    """Costs of all kinds: those of the options, else of the file, else units; R costs what F costs."""
+    costs: dict[str, Cost] = {"forward": 1.0, "backward": 2.0, "transfer": 0.0}
+    if options.costs is not None:
+        costs |= read_costs(options.costs, num_stages)
+    given = {name: getattr(options, name) for name in ("forward", "backward", "recompute", "weight", "transfer")}
+    costs |= {name: cost for name, cost in given.items() if cost is not None}
+    costs.setdefault("recompute", costs["forward"])
+    return costs
+
+
+def _colours(when: str) -> bool:
+    if when == "auto":
+        return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return when == "always"
+
+
+def _write_svg(timeline: Timeline, costs: Mapping[str, Cost], path: Path) -> None:
+    from repro.report.timeline_svg import svg
+
+    title = f"{_title(timeline)}; simulated from {_shown(timeline, costs)}: bubble {100 * float(timeline.bubble):.1f}%"
+    try:
+        path.write_text(svg(timeline, title), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--svg {path}: {error.strerror or error}") from None
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("repro schedule", _DESCRIPTION, _EPILOG)
-    parser.add_argument("name", nargs="?", default="gpipe", help=f"one of: {', '.join(GENERATORS)} (default: gpipe)")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="gpipe",
+        metavar="NAME",
+        help=f"one of: {', '.join(GENERATORS)} (default: gpipe); or a function MODULE.FUNCTION",
+    )
     parser.add_argument("-K", "--num-stages", type=int, default=4, metavar="K", help="pipeline ranks (default: 4)")
     parser.add_argument(
         "-M", "--num-micro-batches", type=int, metavar="M", help="micro-batches (default: 4 x K, the paper's rule)"
     )
     parser.add_argument(
-        "-V", "--num-virtual-stages", type=int, default=1, metavar="V", help="stages per rank (default: 1)"
+        "-V", "--num-virtual-stages", type=int, metavar="V", help="stages per rank (default: 1; zb-v: 2)"
     )
     parser.add_argument(
         "--remat",
@@ -68,22 +136,27 @@ def _parser() -> ArgumentParser:
         metavar="WHICH",
         help=f"which micro-batches are recomputed: {', '.join(Remat)} (default: never)",
     )
-    parser.add_argument("--forward", type=_cost, default=1.0, metavar="COST", help="cost of F (default: 1)")
-    parser.add_argument("--backward", type=_cost, default=2.0, metavar="COST", help="cost of B (default: 2)")
+    parser.add_argument("--forward", type=_cost, metavar="COST", help="cost of F (default: 1)")
+    parser.add_argument("--backward", type=_cost, metavar="COST", help="cost of B = I + W (default: 2)")
+    parser.add_argument("--weight", type=_cost, metavar="COST", help="the part of it that W takes (default: half)")
     parser.add_argument("--recompute", type=_cost, metavar="COST", help="cost of R (default: the cost of F)")
     parser.add_argument(
         "--transfer",
         type=_cost,
-        default=0.0,
         metavar="COST",
         help="delay of a message between ranks, one number or one per boundary (default: 0)",
+    )
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="costs from a file: a profile, a trace, numbers")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the drawing to a file as well")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="colours (default: where there are any)"
     )
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the drawing (default: the terminal's)")
     parser.add_argument("--json", action="store_true", help="print every action with its start and end as JSON")
     return parser
 
 
-def _cost(text: str) -> float | tuple[float, ...]:
+def _cost(text: str) -> Cost:
     try:
         values = tuple(float(word) for word in text.split(","))
     except ValueError:
@@ -91,38 +164,61 @@ def _cost(text: str) -> float | tuple[float, ...]:
     return values[0] if len(values) == 1 else values
 
 
-def _as_text(timeline: Timeline, costs: dict[str, float | tuple[float, ...]], width: int | None) -> str:
-    schedule = timeline.schedule
-    shown = {"F": costs["forward"], "B": costs["backward"]}
-    if any(action.kind.value == "R" for actions in schedule.actions for action in actions):
-        shown["R"] = costs["recompute"]
-    if costs["transfer"]:
-        shown["transfer"] = costs["transfer"]
-    virtual = f", V = {schedule.num_virtual_stages} (stages per rank)" if schedule.num_virtual_stages > 1 else ""
+def _as_text(timeline: Timeline, costs: Mapping[str, Cost], width: int | None, colours: bool) -> str:
+    columns = shutil.get_terminal_size((160, 50)).columns if width is None else width
     peaks = sorted(set(timeline.peak_live))
-    return "\n".join(
-        [
-            f"{schedule.name}: K = {schedule.num_stages} (ranks), M = {schedule.num_micro_batches} (micro-batches)"
-            f"{virtual}, remat {schedule.remat.value}",
-            "simulated from the costs " + ", ".join(f"{name} = {_number(cost)}" for name, cost in shown.items()),
-            "",
-            draw(timeline, shutil.get_terminal_size((160, 50)).columns if width is None else width),
-            "",
-            f"bubble     {100 * float(timeline.bubble):.1f}% of ranks x makespan",
-            f"makespan   {_number(float(timeline.makespan))}",
-            f"peak live  {peaks[0]} on every rank"
-            if len(peaks) == 1
-            else f"peak live  {list(timeline.peak_live)} by rank",
-            "           (activations kept, counted in micro-batches of one stage)",
+    lines = [
+        _title(timeline),
+        f"simulated from the costs {_shown(timeline, costs)}",
+        "",
+        draw(timeline, columns, colours=colours),
+        "",
+        f"bubble     {100 * float(timeline.bubble):.1f}% of ranks x makespan",
+        f"makespan   {_number(float(timeline.makespan))}",
+        f"peak live  {peaks[0]} on every rank" if len(peaks) == 1 else f"peak live  {list(timeline.peak_live)} by rank",
+        "           (activations kept, counted in micro-batches of one stage)",
+    ]
+    if not timeline.schedule.flush:
+        lines += [
+            "no flush   each micro-batch is a mini-batch of its own, and the weights change after its backward: as a",
+            "           stream goes on, the idle time at its start and end matters less and less",
+            f"stale by   {list(staleness(timeline.schedule))} updates at most, by stage (0 for schedules with a flush)",
         ]
+    if timeline.schedule.restriction:
+        lines.append(f"simulated only: {timeline.schedule.restriction}")
+    return "\n".join(lines)
+
+
+def _title(timeline: Timeline) -> str:
+    schedule = timeline.schedule
+    virtual = f", V = {schedule.num_virtual_stages} (stages per rank)" if schedule.num_virtual_stages > 1 else ""
+    return (
+        f"{schedule.name}: K = {schedule.num_stages} (ranks), M = {schedule.num_micro_batches} (micro-batches)"
+        f"{virtual}, remat {schedule.remat.value}"
     )
 
 
-def _number(cost: float | tuple[float, ...]) -> str:
+def _shown(timeline: Timeline, costs: Mapping[str, Cost]) -> str:
+    kinds = {action.kind for actions in timeline.schedule.actions for action in actions}
+    shown = {"F": costs["forward"], "B": costs["backward"]}
+    if Kind.WEIGHT_GRADIENT in kinds:
+        shown["of which W"] = costs.get("weight", _half(costs["backward"]))
+    if Kind.RECOMPUTE in kinds:
+        shown["R"] = costs["recompute"]
+    if costs["transfer"]:
+        shown["transfer"] = costs["transfer"]
+    return ", ".join(f"{name} = {_number(cost)}" for name, cost in shown.items())
+
+
+def _half(cost: Cost) -> Cost:
+    return tuple(value / 2 for value in cost) if isinstance(cost, tuple) else cost / 2
+
+
+def _number(cost: Cost) -> str:
     return ",".join(f"{value:g}" for value in (cost if isinstance(cost, tuple) else (cost,)))
 
 
-def _as_json(timeline: Timeline, costs: dict[str, float | tuple[float, ...]]) -> dict[str, object]:
+def _as_json(timeline: Timeline, costs: Mapping[str, Cost]) -> dict[str, object]:
     schedule = timeline.schedule
     return {
         "schedule": schedule.name,
@@ -131,11 +227,12 @@ def _as_json(timeline: Timeline, costs: dict[str, float | tuple[float, ...]]) ->
         "num_virtual_stages": schedule.num_virtual_stages,
         "remat": schedule.remat.value,
         "provenance": "simulated",
-        "costs": costs,
+        "costs": dict(costs),
         "makespan": timeline.makespan,
         "bubble": timeline.bubble,
         "rank_bubbles": timeline.rank_bubbles,
         "peak_live": timeline.peak_live,
+        "staleness": staleness(schedule),
         "ranks": [
             [
                 {"kind": kind.value, "stage": stage, "micro_batch": micro_batch, "start": start, "end": end}
