@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -118,7 +119,10 @@ def _minutes(minutes: float) -> str:
 
 
 def _help() -> str:
-    names = "\n".join(f"  {name:<10} {find_target(name).summary}" for name in TARGETS)
+    names = "\n".join(
+        textwrap.fill(find_target(name).summary, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
+        for name in TARGETS
+    )
     return f"""usage: repro run TARGET [options]
 
 Runs one table or figure of the paper and writes its report: paper | reference | yours.

@@ -254,6 +254,20 @@ def test_a_part_with_other_arguments_or_processes_is_another_cell() -> None:
     assert len(cells) == 3, "a title changes nothing"
 
 
+def test_the_list_of_targets_is_light_and_complete() -> None:
+    code = (
+        "import sys; from repro.experiments import run; run.main(['--help']); "
+        "print([name for name in ('torch', 'lightning', 'matplotlib') if name in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr.strip() == "[]"
+    for name in catalogue.TARGETS:
+        target = catalogue.find_target(name)
+        assert target.name == name
+        assert " ".join(target.summary.split()) in " ".join(ran.stdout.split())
+        assert set(target.minutes) >= {"smoke", "laptop"}
+
+
 SCRIPT = """
 import sys
 from types import ModuleType

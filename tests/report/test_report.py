@@ -29,6 +29,7 @@ RUN: dict[str, Any] = {
     "python": "3.11.0",
     "versions": {"torch": "2.14.1"},
     "git_revision": "0123456789ab",
+    "minutes": 1.51,
     "checks": [{"text": "all agree", "passed": True}, {"text": "it learns", "passed": False}],
     "missing": {"translation": "the packaged set 'translation' is not there"},
     "failures": {"speed": "rank 1 failed"},
@@ -208,9 +209,10 @@ def test_the_readme_block_is_what_the_rows_give(tmp_path: Path, store: Callable[
     text = readme.read_text()
     assert text.startswith("before\n\n") and text.endswith("\n\nafter\n") and "old" not in text
     assert "](results/reference/2-core-cpu/reproduce/laptop/report.md)" in text
-    assert "1 of 2 checks passed; failed: it learns" in text
+    assert "| 1 of 2 | 1.5 | 2026-01-02, 0123456789ab |" in text
+    assert "- `reproduce`, not passed: it learns\n- `reproduce`, failed: rank 1 failed" in text
     for line in headline(load(reference / "2-core-cpu" / "reproduce" / "laptop"), None):
-        assert f"| {line.what} |" in text
+        assert f"| `reproduce`: {line.what} |" in text
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
