@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .full_models import FullModel
-from .scaled_down import SmallAmoebaNet, SmallTransformer
+from .scaled_down import SmallModel
 from .workload import Workload
 
 
@@ -45,8 +45,7 @@ class WaitsOf:
         return f"{self.model.name}, FLOPs as timed waits"
 
 
-Small = SmallTransformer | SmallAmoebaNet
-Model = EqualWaits | WaitsOf | Small | Workload
+Model = EqualWaits | WaitsOf | SmallModel | Workload
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ class Ran:
 
 
 def cells_of(plan: StepPlan, results: Sequence[Mapping[str, Any]]) -> Iterator[Ran]:
-    """The cells of a part that has finished."""
+    """The cells of a part; none where it has not finished."""
+    if not results:
+        return
     for cell, result in zip(plan.cells, results, strict=True):
         yield Ran(plan, cell, result)

@@ -1,0 +1,63 @@
+"""From a traced cell to its bubble, the closed forms beside it, its throughput and its live activations."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from .bubbles import StageCosts, closed_forms, replayed
+from .rows import Provenance, Row
+from .step_rows import Ran
+
+TRACE, REPLAY, WITH_REMAT, WITHOUT_REMAT = (
+    "trace",
+    "replay",
+    "closed form with remat",
+    "closed form without remat",
+)
+
+
+def cell_rows(ran: Ran, experiment: str, panel: str) -> list[Row]:
+    """All rows of one cell.
+
+    Args:
+        panel: what is held fixed over M.
+    """
+    costs = median_costs([StageCosts(**{name: tuple(of) for name, of in step.items()}) for step in ran.result["costs"]])
+    made = [
+        ran.median_row(
+            experiment,
+            "bubble",
+            ran.result["bubbles"],
+            "1",
+            form=TRACE,
+            panel=panel,
+            costs=costs.as_dict(),
+            least=min(ran.result["bubbles"]),
+        )
+    ]
+    forms = {REPLAY: float(replayed(ran.schedule, costs).bubble)}
+    forms |= closed_forms(ran.plan.num_stages, ran.cell.num_micro_batches, ran.cell.remat, costs)
+    for form, value in forms.items():
+        made.append(ran.row(experiment, "bubble", value, "1", provenance=Provenance.SIMULATED, form=form, panel=panel))
+    made.append(ran.median_row(experiment, "step_time", ran.result["seconds"], "s", panel=panel))
+    if not ran.plan.emulated:
+        rates = [ran.cell.batch_size / seconds for seconds in ran.result["seconds"]]
+        made.append(ran.median_row(experiment, "throughput", rates, "rows/s", panel=panel))
+    if ran.result["live_bytes"]:
+        by_rank = [int(held) for held in ran.result["live_bytes"]]
+        made.append(ran.row(experiment, "live_activations", float(max(by_rank)), "B", panel=panel, by_rank=by_rank))
+    return made
+
+
+def median_costs(steps: Sequence[StageCosts]) -> StageCosts:
+    """The medians over the steps, stage by stage."""
+
+    def over(costs: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        return tuple(statistics.median(values) for values in zip(*costs, strict=True))
+
+    return StageCosts(
+        over([step.forward for step in steps]),
+        over([step.backward for step in steps]),
+        over([step.recompute for step in steps]),
+    )
