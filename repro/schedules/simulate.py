@@ -53,6 +53,17 @@ class Timeline:
         return (total - sum(self.busy)) / total if total else 0
 
     @cached_property
+    def bubble_without_flush(self) -> Time:
+        """Idle share where no rank waits for the others at the end: the longest span stands for the makespan.
+
+        A rank's span is from its first action to its last one. This is the bubble rate of "Zero Bubble Pipeline
+        Parallelism" (Qi et al. 2023), which lets each rank begin its next step alone; with a flush use ``bubble``.
+        """
+        spans = [ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True) if ends]
+        total = len(self.busy) * max(spans, default=0)
+        return (total - sum(self.busy)) / total if total else 0
+
+    @cached_property
     def peak_live(self) -> tuple[int, ...]:
         """For every rank, the largest number of micro-batches of one stage whose activations it holds at once.
 

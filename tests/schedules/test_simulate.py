@@ -192,3 +192,16 @@ def test_a_large_schedule() -> None:
     timeline = simulate(make_schedule("gpipe", num_stages=128, num_micro_batches=1024), 1, 2)
     assert timeline.makespan == 3 * (1024 + 127)
     assert timeline.bubble == 127 / 1151
+
+
+def test_the_bubble_without_a_flush_counts_from_first_to_last_action() -> None:
+    late = parse("F0 B0", "F0 B0")
+    timeline = simulate(late, forward=1, backward=2)
+    # Rank 0 works 3 of 6; rank 1 works 3 of 3: 6 of 2 x 6, with a flush too.
+    assert (timeline.bubble_without_flush, timeline.bubble) == (0.5, 0.5)
+    for ranks in (2, 5, 8):
+        zero = simulate(make_schedule("zb-h2", num_stages=ranks, num_micro_batches=2 * ranks), 1, 2)
+        assert zero.bubble_without_flush == 0
+        assert zero.bubble == pytest.approx((ranks - 1) / (6 * ranks + ranks - 1))
+        one = simulate(make_schedule("zb-h1", num_stages=ranks, num_micro_batches=2 * ranks), 1, 2)
+        assert one.bubble_without_flush == one.bubble
