@@ -34,7 +34,7 @@ from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
 from .transport import LocalTransport
-from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_object, receive_tensors, spec_of
+from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_tensors, spec_of
 
 
 class _Coming(NamedTuple):
@@ -248,7 +248,7 @@ class Engine:
         """The rank that reads data tells the others of its replica what comes."""
         mesh = self.mesh
         if mesh is not None and not mesh.reads_data:
-            told: _Coming = receive_object(mesh.rank_of(mesh.pipeline_rank - 1), mesh.control)
+            told: _Coming = mesh.mail.receive(mesh.rank_of(mesh.pipeline_rank - 1))
             self._pass_on(told)
             if told.mode != mode.value:
                 raise UserError(
@@ -299,7 +299,7 @@ class Engine:
             self._transport.finish()
             return None
         if mesh.reads_data:
-            return receive_boundary(mesh.rank_of(self._last_rank), mesh.control, mesh.activations, self._device)
+            return receive_boundary(mesh.rank_of(self._last_rank), mesh.mail, mesh.activations, self._device)
         return None
 
     def _share(self, totals: Totals) -> Totals:
@@ -308,7 +308,7 @@ class Engine:
         if mesh is None:
             return totals
         if mesh.pipeline_rank != self._last_rank:
-            shared: Totals = receive_object(mesh.rank_of(self._last_rank), mesh.control)
+            shared: Totals = mesh.mail.receive(mesh.rank_of(self._last_rank))
             return shared
         if mesh.data_parallel_size > 1:
             gathered: list[Totals] = [Totals()] * mesh.data_parallel_size

@@ -19,9 +19,9 @@ class Expectations:
     """The headers of a step, as long as it resembles the step before.
 
     A receive can be posted before its message is sent only if its size is known. Two steps of the same mode, rows and
-    inputs (dtypes and shapes) nearly always have the same headers; where a layer decides otherwise, its stage is not
-    foreseen again. Both sides of an edge read the same headers, so they expect the same; a step that fails on one side
-    ends the connection.
+    inputs (dtypes and shapes) nearly always have the same headers; where a layer decides otherwise, which the messages
+    must be able to tell, its stage is not foreseen again. Both sides of an edge see the same headers, so they expect
+    the same; a step that fails on one side ends the connection.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,9 @@ class Expectations:
         """Starts a step; ``step`` is equal for two steps that should have the same headers."""
         same = step == self._step
         self._expected = {
-            place: spec for place, spec in self._learnt.items() if same and place.stage not in self._unsteady
+            place: spec
+            for place, spec in self._learnt.items()
+            if same and place.stage not in self._unsteady and any(tensor.tells_absence for tensor in spec.tensors)
         }
         self._step, self._learnt = step, {}
 

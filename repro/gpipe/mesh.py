@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from repro.errors import UserError
 
 from .failure import PipelineError, Watchdog
-from .wire import ConnectionLost, talking_to
+from .wire import ConnectionLost, Mailbox, talking_to
 
 _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""
@@ -56,6 +56,7 @@ class PipelineMesh:
         self.data: dist.ProcessGroup = self.device_mesh.get_group("data")
         self.gradients = self._new_group(replicas)
         self.control = self._new_group(replicas, backend="gloo")
+        self.mail = Mailbox(self.control)
         self.data_control = self._new_group(columns, backend="gloo") if self.device.type == "cuda" else self.data
         self._open = True
         self.watchdog = Watchdog(

@@ -22,11 +22,11 @@ from .transport import LocalTransport
 from .wire import (
     BoundarySpec,
     Sender,
-    absent_like,
+    TensorSpec,
+    absent,
     as_bytes,
     empty_frames,
     is_absent,
-    receive_object,
     spec_of,
     talking_to,
 )
@@ -39,7 +39,7 @@ _AHEAD = 2
 class _Posted:
     """Receives under way for one message.
 
-    ``place`` is set where its header was foreseen, ``due`` where the header follows the message.
+    ``place`` is set where its header was foreseen, ``due`` where it might have been foreseen wrongly.
     """
 
     works: list[dist.Work]
@@ -75,13 +75,19 @@ class _Inbox:
         if place is not None:
             self.foreseen.append(posted)
 
+    def wait(self, posted: _Posted) -> None:
+        """Waits until the message is there."""
+        with talking_to(self.source):
+            while posted.works:
+                posted.works.pop().wait()
+
 
 class ProcessTransport(LocalTransport):
     """Carries messages between the ranks of a pipeline with ``torch.distributed``; within a rank they stay local.
 
-    Each edge sends one header with the first micro-batch of a step, and again when the rows of a micro-batch change:
-    before the message, or, where the receiver could foresee it, after the message, so that nobody waits for it. If it
-    was foreseen wrongly, what the receiver expects is sent as it is, and the real tensors with the header.
+    Each edge sends one header with the first micro-batch of a step, and again when the rows of a micro-batch change,
+    unless the receiver could foresee it. Where it was foreseen wrongly, what the receiver expects is sent as absent,
+    and after it the real tensors with the header.
     The receiver posts its receives in the sender's order and ahead of need, see ``receive_windows``.
 
     Args:
@@ -147,11 +153,11 @@ class ProcessTransport(LocalTransport):
         if place in self._detours:
             assert expected is not None
             follows = (spec, tuple(None if e is None else e.detach().cpu().clone() for e in values))
-            values = tuple(torch.empty(e.shape, dtype=e.dtype, device=self._device) for e in expected.tensors)
+            values = tuple(absent(e, self._device) for e in expected.tensors)
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
             carried.tensors = values
             self._sender.send_tensors(values, peer, self._mesh.activations)
-        if follows is not None or (due and expected is not None):
+        if follows is not None:
             self._sender.send_object(follows, peer, control)
 
     @override
@@ -171,7 +177,10 @@ class ProcessTransport(LocalTransport):
         if target == self._mesh.pipeline_rank:
             return super().send_gradient(message, gradients)
         wanted = [pair for pair in gradients if pair is not None]
-        filled = [absent_like(value) if gradient is None else gradient for value, gradient in wanted]
+        filled = [
+            absent(TensorSpec(value.dtype, tuple(value.shape), False), self._device) if gradient is None else gradient
+            for value, gradient in wanted
+        ]
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
             carried.tensors = filled
             self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
@@ -196,9 +205,7 @@ class ProcessTransport(LocalTransport):
                 self._post(inbox, may_wait=True)
             received = inbox.posted.pop(message)
             self._post_ahead(inbox, message)
-            with talking_to(inbox.source):
-                for work in received.works:
-                    work.wait()
+            inbox.wait(received)
             self._confirm(inbox, received)
             carried.tensors = received.values
         return received
@@ -224,7 +231,7 @@ class ProcessTransport(LocalTransport):
             if expected is None and not may_wait:
                 return False
             if expected is None:
-                spec = receive_object(inbox.source, self._mesh.control)
+                spec = self._mesh.mail.receive(inbox.source)
                 self._expectations.learn(place, spec)
             else:
                 spec = expected
@@ -234,17 +241,23 @@ class ProcessTransport(LocalTransport):
         return True
 
     def _confirm(self, inbox: _Inbox, received: _Posted) -> None:
-        """Reads the headers that follow foreseen messages, in the sender's order, up to that of ``received``."""
+        """Sees whether foreseen messages are what was expected, in the sender's order, up to ``received``."""
         while received.place is not None:
             posted = inbox.foreseen.popleft()
             place = posted.place
             assert place is not None
-            if posted.due or place in self._detours:
-                told = receive_object(inbox.source, self._mesh.control)
-                if told is not None:
-                    posted.spec, values = told
-                    posted.values = tuple(None if e is None else e.to(self._device) for e in values)
-                    self._detours.add(place)
-                if posted.due:
-                    self._expectations.learn(place, posted.spec)
+            inbox.wait(posted)
+            if place in self._detours or (posted.due and _is_marked(posted)):
+                posted.spec, values = self._mesh.mail.receive(inbox.source)
+                posted.values = tuple(None if e is None else e.to(self._device) for e in values)
+                self._detours.add(place)
+            if posted.due:
+                self._expectations.learn(place, posted.spec)
             posted.place = None
+
+
+def _is_marked(posted: _Posted) -> bool:
+    pairs = zip(posted.values, posted.spec.elements, strict=True)
+    return is_absent(
+        next(value for value, spec in pairs if value is not None and spec is not None and spec.tells_absence)
+    )

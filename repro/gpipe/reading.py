@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from repro.errors import UserError
 
 from .mesh import PipelineMesh
-from .wire import Sender, receive_object
+from .wire import Sender
 
 
 class Placeholder:
@@ -172,7 +172,7 @@ class FollowingLoader:
     def __iter__(self) -> Iterator[Placeholder]:
         while True:
             with self._mesh.explaining():
-                another = receive_object(self._mesh.rank_of(0), self._mesh.control)
+                another = self._mesh.mail.receive(self._mesh.rank_of(0))
             if not another:
                 return
             yield Placeholder()

@@ -63,7 +63,7 @@ from .reading import FollowingLoader, Progress, RandomState, ReadingLoader, anno
 from .results import StepResult, Totals
 from .schedulers import due_steps, make_up_for
 from .tracing import Event
-from .wire import Sender, receive_object, talking_to
+from .wire import Sender, talking_to
 
 _CHECKPOINT_KEY = "gpipe"
 
@@ -392,7 +392,7 @@ class GPipeStrategy(ParallelStrategy):
         assert isinstance(dataloader, Iterable)
         if mesh is not None and not mesh.reads_data:
             with mesh.explaining():
-                length = receive_object(mesh.rank_of(0), mesh.control)
+                length = mesh.mail.receive(mesh.rank_of(0))
             return FollowingLoader(mesh, length)
         share = deal_out(dataloader, mesh.replica if mesh else 0, self._data_parallel_size)
         _auto_add_worker_init_fn(share, self.global_rank)

@@ -27,6 +27,7 @@ _ALIGNMENT = 64
 """Of each tensor in a piece, in bytes; enough for any dtype."""
 
 _ONES = 0xFF
+_MAIL = 1
 _FRAME = 2048
 _LENGTH = 8
 
@@ -70,6 +71,11 @@ class TensorSpec(NamedTuple):
         """Size of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def tells_absence(self) -> bool:
+        """Whether ``absent`` differs from every tensor that could be sent."""
+        return (self.dtype.is_floating_point or self.dtype.is_complex) and 0 not in self.shape
+
 
 class BoundarySpec(NamedTuple):
     """The header of an edge: one spec an element, None for None."""
@@ -106,21 +112,21 @@ def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...] | None = None) -
     )
 
 
-def absent_like(value: Tensor) -> Tensor:
-    """What travels in place of a gradient that is None: bytes of ones, a NaN that no arithmetic makes.
+def absent(spec: TensorSpec, device: torch.device) -> Tensor:
+    """What travels in place of a tensor that is not there: bytes of ones, in floats a NaN that no arithmetic makes.
 
-    The receive is posted before anyone knows whether there is a gradient, so something must come.
+    A receive may be posted before anyone knows whether there is a gradient, so something must come.
     """
-    absent = torch.empty_like(value, memory_format=torch.contiguous_format)
-    as_bytes(absent).fill_(_ONES)
-    return absent
+    return torch.full((spec.nbytes,), _ONES, dtype=torch.uint8, device=device).view(spec.dtype).view(spec.shape)
 
 
-def is_absent(gradient: Tensor) -> bool:
-    """Whether ``gradient`` came from ``absent_like``; the first entry tells but for that one NaN."""
-    data = as_bytes(gradient)
-    first = data[: gradient.element_size()]
-    return data.numel() > 0 and bool((first == _ONES).all()) and bool((data == _ONES).all())
+def is_absent(value: Tensor) -> bool:
+    """Whether ``value``, of a dtype that can tell (``TensorSpec.tells_absence``), came from ``absent``."""
+    if not value.numel():
+        return False
+    first = value.view(-1)[0].item()
+    # Only a NaN is worth a second look, at all bytes.
+    return first != first and bool((as_bytes(value) == _ONES).all())
 
 
 def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -171,13 +177,13 @@ class Sender:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup) -> None:
+    def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup, tag: int = 0) -> None:
         """Starts to send ``tensor`` to global rank ``destination``."""
         if tensor.numel() == 0:
             return
         whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
         with talking_to(destination):
-            work = dist.isend(as_bytes(whole), destination, group=group)
+            work = dist.isend(as_bytes(whole), destination, group=group, tag=tag)
         assert work is not None
         if whole.device.type != "cpu":
             self._kept.append((work, whole))
@@ -196,9 +202,9 @@ class Sender:
         body = torch.frombuffer(bytearray(len(data).to_bytes(_LENGTH, "little") + data), dtype=torch.uint8)
         first = torch.zeros(_FRAME, dtype=torch.uint8)
         first[: min(_FRAME, len(body))] = body[:_FRAME]
-        self.send(first, destination, group)
+        self.send(first, destination, group, _MAIL)
         if len(body) > _FRAME:
-            self.send(body[_FRAME:].clone(), destination, group)
+            self.send(body[_FRAME:].clone(), destination, group, _MAIL)
 
     def send_boundary(
         self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
@@ -241,27 +247,47 @@ class Sender:
             self._wait_for_pending()
 
 
-def receive_object(source: int, group: dist.ProcessGroup) -> Any:
-    """Waits for an object that global rank ``source`` sent with ``Sender.send_object``."""
-    first = torch.empty(_FRAME, dtype=torch.uint8)
-    with talking_to(source):
-        dist.recv(first, src=source, group=group)
-    data = first.numpy().tobytes()
-    length = int.from_bytes(data[:_LENGTH], "little")
-    missing = _LENGTH + length - _FRAME
-    if missing > 0:
-        rest = torch.empty(missing, dtype=torch.uint8)
+class Mailbox:
+    """Receives small objects that other ranks of a group send with ``Sender.send_object``.
+
+    Once a rank has sent something, the receive of its next object is always posted: whoever waits for it then waits for
+    one message and not for a round trip.
+
+    Args:
+        group: a gloo group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
+
+    def receive(self, source: int) -> Any:
+        """Waits for the next object of global rank ``source``."""
+        work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
         with talking_to(source):
-            dist.recv(rest, src=source, group=group)
-        data += rest.numpy().tobytes()
-    return pickle.loads(data[_LENGTH : _LENGTH + length])
+            work.wait()
+        data = frame.numpy().tobytes()
+        length = int.from_bytes(data[:_LENGTH], "little")
+        missing = _LENGTH + length - _FRAME
+        if missing > 0:
+            work, rest = self._post(source, missing)
+            with talking_to(source):
+                work.wait()
+            data += rest.numpy().tobytes()
+        self._posted[source] = self._post(source, _FRAME)
+        return pickle.loads(data[_LENGTH : _LENGTH + length])
+
+    def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
+        frame = torch.empty(size, dtype=torch.uint8)
+        with talking_to(source):
+            work = dist.irecv(frame, src=source, group=self._group, tag=_MAIL)
+        assert work is not None
+        return work, frame
 
 
-def receive_boundary(
-    source: int, control: dist.ProcessGroup, group: dist.ProcessGroup, device: torch.device
-) -> Boundary:
+def receive_boundary(source: int, mail: Mailbox, group: dist.ProcessGroup, device: torch.device) -> Boundary:
     """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
-    return receive_tensors(receive_object(source, control), source, group, device)
+    return receive_tensors(mail.receive(source), source, group, device)
 
 
 def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, device: torch.device) -> Boundary:

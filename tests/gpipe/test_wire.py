@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.gpipe.wire import Sender, receive_boundary, receive_object, spec_of
+from repro.gpipe.wire import Mailbox, Sender, receive_boundary, spec_of
 from tests.helpers.ranks import Pools
 
 DTYPES = (
@@ -52,8 +52,9 @@ def boundaries() -> list[Any]:
 
 def exchange_boundaries(rank: int, world_size: int) -> list[bool]:
     """Rank 0 sends all of them at once; rank 1 tells which arrived as they were."""
-    group = dist.group.WORLD
-    assert group is not None
+    # Of its own: a mailbox goes on listening on its group.
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
     if rank == 0:
         sender = Sender()
         for boundary in boundaries():
@@ -61,7 +62,8 @@ def exchange_boundaries(rank: int, world_size: int) -> list[bool]:
         sender.drain()
         sender.close()
         return []
-    return [same(receive_boundary(0, group, group, torch.device("cpu")), boundary) for boundary in boundaries()]
+    mail = Mailbox(group)
+    return [same(receive_boundary(0, mail, group, torch.device("cpu")), boundary) for boundary in boundaries()]
 
 
 def same(got: Any, wanted: Any) -> bool:
@@ -78,10 +80,12 @@ def test_every_boundary_arrives_as_it_was(pools: Pools) -> None:
 
 
 def exchange_objects(rank: int, world_size: int, sizes: tuple[int, ...]) -> list[int]:
-    group = dist.group.WORLD
-    assert group is not None
+    # Of its own: a mailbox goes on listening on its group.
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
     if rank == 1:
-        return [len(receive_object(0, group)) for _ in sizes]
+        mail = Mailbox(group)
+        return [len(mail.receive(0)) for _ in sizes]
     sender = Sender()
     for size in sizes:
         sender.send_object("x" * size, 1, group)
