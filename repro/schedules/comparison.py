@@ -103,14 +103,14 @@ def smallest_for_bubble(
     before M' c = (1 - target) T, where c is the work per micro-batch: M goes there at once.
 
     Returns:
-        None if there is none up to eight times what GPipe needs: idle time that grows with M keeps it away for good.
+        None if there is none up to four times what GPipe needs: idle time that grows with M keeps it away for good.
 
     Raises:
         ScheduleError: the target is not between 0 and 1, or the schedule cannot have these numbers.
     """
     if not 0 < target < 1:
         raise ScheduleError(f"target={float(target):g}: give a bubble between 0 and 1, like 0.1")
-    limit = 8 * (ceil(num_stages * (1 - target) / target) + num_stages)
+    limit = 4 * (ceil(num_stages * (1 - target) / target) + num_stages)
     per_micro_batch = work.forward + work.backward + (work.forward if work.remat is not Remat.NEVER else 0)
     count = 1
     while count <= limit:

@@ -105,8 +105,8 @@ def require_executable(schedule: Schedule) -> None:
     for stage, ranks in enumerate(schedule.placement):
         if len(ranks) > 1:
             raise ScheduleError(
-                f"schedule {schedule.name!r} places stage {stage} on ranks {list(ranks)}: the engine runs a stage on one "
-                "rank, name one"
+                f"schedule {schedule.name!r} places stage {stage} on ranks {list(ranks)}: the engine runs a stage on "
+                "one rank, name one"
             )
 
 

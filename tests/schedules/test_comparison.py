@@ -4,12 +4,12 @@ from fractions import Fraction
 
 import pytest
 
-from repro.schedules import GENERATORS, Remat, ScheduleError, make_schedule, simulate
+from repro.schedules import Remat, ScheduleError, make_schedule, simulate
 from repro.schedules.comparison import Work, compare, smallest_for_bubble
 
-from .test_registry import sizes
+from .test_registry import VIRTUAL_STAGES, sizes
 
-SCHEDULES = [(name, 2 if name in ("interleaved", "zb-v") else 1) for name in GENERATORS]
+SCHEDULES = [(name, 2 if name in ("interleaved", "zb-v") else 1) for name in VIRTUAL_STAGES]
 
 
 @pytest.mark.parametrize("work", [Work(), Work(Fraction(2), Fraction(3), Remat.ALWAYS), Work(backward=Fraction("0.7"))])
@@ -41,10 +41,11 @@ def test_figures_are_those_of_the_replay(name: str, virtual: int, work: Work) ->
 @pytest.mark.parametrize("target", [Fraction("0.15"), Fraction(1, 3)])
 @pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
 def test_the_smallest_is_the_first_that_is_small_enough(name: str, virtual: int, target: Fraction, work: Work) -> None:
-    for num_stages in (1, 2, 3, 4):
+    # What has no closed form for these costs is replayed again and again: few ranks are enough there.
+    for num_stages in (1, 2) if work.backward == 3 else (1, 2, 3, 4):
         if not sizes(name, num_stages, virtual):
             continue
-        limit = 8 * (num_stages * 10 + num_stages)
+        limit = 4 * (num_stages * 10 + num_stages)
         for strictly in (False, True):
             found = smallest_for_bubble(name, num_stages, virtual, work, target, strictly=strictly)
             tried = (compare(name, num_stages, count, virtual, work) for count in range(1, limit if not found else 99))

@@ -23,6 +23,7 @@ from repro.schedules import (
     simulate,
     smallest_num_micro_batches,
 )
+from repro.schedules.theory import FORMS
 
 from .test_registry import sizes
 
@@ -109,7 +110,7 @@ UNIT_COSTS = {"forward": 1, "backward": 2, "weight": 1, "recompute": 1}  # whole
 
 
 @pytest.mark.parametrize("virtual", range(1, 5))
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", FORMS)
 def test_every_schedule_equals_the_simulator_with_unit_costs(name: str, virtual: int) -> None:
     """K to 16 and M to 64; with R all M up to 2 K + 1, from where on nothing new comes, and the largest."""
     for num_stages, remat in itertools.product(range(1, 17), Remat):
