@@ -135,6 +135,28 @@ class WithUnused(nn.Linear):
         self.idle = nn.Parameter(torch.ones(3))
 
 
+class Scale(nn.Module):
+    """A parameter that only multiplies, on the way of all gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * self.scale
+
+
+class Residual(nn.Module):
+    """Adds a linear layer's output to its input; the layer is applied twice, so its gradients are sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value + self.inner(self.inner(value).tanh())
+
+
 def _halves(value: Tensor) -> Tensor:
     return value.transpose(0, 1)[1:].transpose(0, 1)
 
@@ -238,13 +260,15 @@ class Model:
     min_rows: int = 1
     metrics: Callable[[Any, Any], dict[str, tuple[Any, Any]]] | None = None
 
-    def layers(self, seed: int = 0) -> list[nn.Module]:
-        """All layers, each initialised under a seed of its own, in float64 and training mode."""
+    def layers(self, seed: int = 0, num_frozen: int = 0) -> list[nn.Module]:
+        """All layers, each initialised under a seed of its own, in float64 and training mode; the first ones frozen."""
         made = []
         with torch.random.fork_rng(devices=[]):
             for index, factory in enumerate(self.factories):
-                torch.manual_seed(initialisation_seed(seed, index))
+                torch.default_generator.manual_seed(initialisation_seed(seed, index))
                 made.append(factory().double().train())
+        for layer in made[:num_frozen]:
+            layer.requires_grad_(False)
         return made
 
 
@@ -264,6 +288,23 @@ def _conv(dimensions: int, momentum: float | None = 0.1) -> tuple[Callable[[], n
 
 MODELS: dict[str, Model] = {
     "mlp": Model((_linear, nn.ReLU, partial(nn.LayerNorm, WIDTH), _linear, nn.Tanh, _linear, _head), metrics=accuracy),
+    "deep": Model(
+        (
+            _linear,
+            partial(nn.ReLU, inplace=True),
+            partial(nn.LayerNorm, WIDTH),
+            _linear,
+            Scale,
+            nn.Tanh,
+            Residual,
+            partial(nn.Linear, WIDTH, WIDTH, bias=False),
+            AddInPlace,
+            nn.GELU,
+            _linear,
+            _head,
+        ),
+        metrics=accuracy,
+    ),
     "weighted": Model((_linear, nn.Tanh, _linear, _head), loss=summed),
     "batch_norm_vectors": Model(
         (
@@ -324,4 +365,4 @@ MODELS: dict[str, Model] = {
     "frozen_middle": Model((_linear, lambda: _frozen(_linear()), nn.Tanh, lambda: _frozen(_linear()), _head)),
     "frozen_last": Model((_linear, nn.Tanh, _linear, lambda: _frozen(_head()))),
 }
-"""All of them have at least four layers, so that each runs on one to four stages."""
+"""All of them have at least four layers, so that each runs on one to four stages; ``deep`` has twelve."""
