@@ -190,7 +190,8 @@ class Engine:
         return self._step(Mode.PREDICT, inputs, None, batch_counter)[2]
 
     def close(self) -> None:
-        """Ends the engine's thread."""
+        """Waits until what was sent has arrived (a failure ends that too), and ends the engine's thread."""
+        self._sender.drain()
         self._sender.close()
 
     def _plan(self, num_micro_batches: int, *, forward: bool) -> tuple[Schedule, tuple[tuple[int, Action], ...]]:
@@ -233,8 +234,12 @@ class Engine:
                 # After that: its receives come in the same order as the sends of the other side.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
                 for rank, action in plan:
-                    with self._locating(rank, action):
+                    try:
                         step.execute(rank, action)
+                    except (StageError, PipelineError):
+                        raise
+                    except Exception as error:
+                        raise self._located(error, rank, action) from error
                 self._transport.finish()
             totals = Totals() if mode is Mode.PREDICT else self._share(step.totals())
             outputs = self._collect(step.outputs) if mode is Mode.PREDICT and parts else None
@@ -319,24 +324,17 @@ class Engine:
                 self._sender.send_object(totals, mesh.rank_of(peer), mesh.control)
         return totals
 
-    @contextmanager
-    def _locating(self, rank: int, action: Action) -> Iterator[None]:
-        """Gives an error the place where it arose."""
-        try:
-            yield
-        except (StageError, PipelineError):
-            raise
-        except Exception as error:
-            where = (
-                f"rank {self.mesh.global_rank if self.mesh else rank}, stage {action.stage}, micro-batch "
-                f"{action.micro_batch}, "
-                f"{Kind(action.kind).name.lower().replace('_', ' ')}"
-            )
-            if isinstance(error, ConnectionLost):
-                raise ConnectionLost(error.peer, where) from error
-            if isinstance(error, UserError):
-                raise type(error)(f"{where}: {error}") from error
-            raise StageError(f"{where}: {describe(error)}") from error
+    def _located(self, error: Exception, rank: int, action: Action) -> Exception:
+        """The error with the place where it arose."""
+        where = (
+            f"rank {self.mesh.global_rank if self.mesh else rank}, stage {action.stage}, micro-batch "
+            f"{action.micro_batch}, {Kind(action.kind).name.lower().replace('_', ' ')}"
+        )
+        if isinstance(error, ConnectionLost):
+            return ConnectionLost(error.peer, where)
+        if isinstance(error, UserError):
+            return type(error)(f"{where}: {error}")
+        return StageError(f"{where}: {describe(error)}")
 
     @contextmanager
     def _telling_failures(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from repro.errors import UserError
 
 from .failure import PipelineError, Watchdog
-from .wire import ConnectionLost, Mailbox, talking_to
+from .wire import ConnectionLost, Mailbox, TalkingTo
 
 _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""
@@ -139,7 +139,7 @@ class PipelineMesh:
                 continue
 
     def _talking_to_replicas(self) -> AbstractContextManager[None]:
-        return talking_to((self.global_rank + self.num_stages) % dist.get_world_size())
+        return TalkingTo((self.global_rank + self.num_stages) % dist.get_world_size())
 
     def _all_groups(self) -> list[dist.ProcessGroup]:
         groups = [self.activations, self.gradients, self.control, self.data, self.data_control]

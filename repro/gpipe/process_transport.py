@@ -22,13 +22,13 @@ from .transport import LocalTransport
 from .wire import (
     BoundarySpec,
     Sender,
+    TalkingTo,
     TensorSpec,
     absent,
     as_bytes,
     empty_frames,
     is_absent,
     spec_of,
-    talking_to,
 )
 
 _AHEAD = 2
@@ -65,7 +65,7 @@ class _Inbox:
         buffers, tensors = empty_frames(spec.tensors, device)
         works: list[dist.Work] = []
         for buffer in buffers:
-            with talking_to(self.source):
+            with TalkingTo(self.source):
                 work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
             assert work is not None
             works.append(work)
@@ -77,7 +77,7 @@ class _Inbox:
 
     def wait(self, posted: _Posted) -> None:
         """Waits until the message is there."""
-        with talking_to(self.source):
+        with TalkingTo(self.source):
             while posted.works:
                 posted.works.pop().wait()
 

@@ -59,11 +59,20 @@ from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import PipelineModule
 from .profiling import micro_batch_rows_of
-from .reading import FollowingLoader, Progress, RandomState, ReadingLoader, announcer, deal_out, is_placeholder
+from .reading import (
+    FollowingLoader,
+    Progress,
+    RandomState,
+    ReadingLoader,
+    announcer,
+    deal_out,
+    end_workers_with_rank,
+    is_placeholder,
+)
 from .results import StepResult, Totals
 from .schedulers import due_steps, make_up_for
 from .tracing import Event
-from .wire import Sender, talking_to
+from .wire import Sender, TalkingTo
 
 _CHECKPOINT_KEY = "gpipe"
 
@@ -397,6 +406,7 @@ class GPipeStrategy(ParallelStrategy):
         share = deal_out(dataloader, mesh.replica if mesh else 0, self._data_parallel_size)
         _auto_add_worker_init_fn(share, self.global_rank)
         if mesh is not None:
+            end_workers_with_rank(share)
             for peer in range(1, mesh.num_stages):
                 self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
         loader = ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)
@@ -637,7 +647,7 @@ class GPipeStrategy(ParallelStrategy):
     @contextmanager
     def _explaining(self) -> Generator[None, None, None]:
         """Around collectives over all ranks: an error is told as the failure that it is due to."""
-        with nullcontext() if self._mesh is None else self._mesh.explaining(), talking_to(None):
+        with nullcontext() if self._mesh is None else self._mesh.explaining(), TalkingTo(None):
             yield
 
     @contextmanager

@@ -7,8 +7,7 @@ import math
 import pickle
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from .microbatch import Boundary, elements
 
-_SWEEP = 0.01
-"""Seconds between two looks at what has arrived."""
+_SWEEP = 0.05
+"""Seconds between two looks at what has arrived; each takes the interpreter from the main thread."""
 
 _PIECE = 2**20
 """Bytes up to which the tensors of one message are sent in one piece."""
@@ -47,13 +46,20 @@ class ConnectionLost(RuntimeError):
         self.where = where
 
 
-@contextmanager
-def talking_to(peer: int | None) -> Iterator[None]:
+class TalkingTo:
     """Names the peer in an error of the backend."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConnectionLost(peer) from error
+
+    __slots__ = ("_peer",)
+
+    def __init__(self, peer: int | None) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise ConnectionLost(self._peer) from error
 
 
 class TensorSpec(NamedTuple):
@@ -164,7 +170,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 class Sender:
     """Sends without waiting, and keeps what is under way alive until it has arrived, and not much longer.
 
-    A gloo send says that it has ended only to the one who waits for it, so a thread waits. It looks a hundred times a
+    A gloo send says that it has ended only to the one who waits for it, so a thread waits. It looks twenty times a
     second and not at each send: waking it costs the main thread more than the send itself. On CUDA a wait would bind a
     stream to the thread: there what was sent is kept until ``drain``.
     """
@@ -182,7 +188,7 @@ class Sender:
         if tensor.numel() == 0:
             return
         whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        with talking_to(destination):
+        with TalkingTo(destination):
             work = dist.isend(as_bytes(whole), destination, group=group, tag=tag)
         assert work is not None
         if whole.device.type != "cpu":
@@ -264,14 +270,14 @@ class Mailbox:
     def receive(self, source: int) -> Any:
         """Waits for the next object of global rank ``source``."""
         work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
-        with talking_to(source):
+        with TalkingTo(source):
             work.wait()
         data = frame.numpy().tobytes()
         length = int.from_bytes(data[:_LENGTH], "little")
         missing = _LENGTH + length - _FRAME
         if missing > 0:
             work, rest = self._post(source, missing)
-            with talking_to(source):
+            with TalkingTo(source):
                 work.wait()
             data += rest.numpy().tobytes()
         self._posted[source] = self._post(source, _FRAME)
@@ -279,7 +285,7 @@ class Mailbox:
 
     def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
         frame = torch.empty(size, dtype=torch.uint8)
-        with talking_to(source):
+        with TalkingTo(source):
             work = dist.irecv(frame, src=source, group=self._group, tag=_MAIL)
         assert work is not None
         return work, frame
@@ -294,6 +300,6 @@ def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, d
     """Waits for what global rank ``source`` sent with ``Sender.send_tensors``."""
     buffers, tensors = empty_frames(spec.tensors, device)
     for buffer in buffers:
-        with talking_to(source):
+        with TalkingTo(source):
             dist.recv(as_bytes(buffer), src=source, group=group)
     return spec.assemble(tensors)

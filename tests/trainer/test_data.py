@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from repro.gpipe.reading import end_workers_with_rank
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression, hidden, target_of
 from tests.trainer.running import (
@@ -213,3 +218,41 @@ def test_fitting_again_goes_on_and_leaves_nothing_behind(pipeline: Pipeline, poo
         for rank, said in enumerate(by_rank):
             assert_same(said["losses"], wanted["losses"], f"rank {rank}, shuffle={shuffle}")
             assert len(set(said["alive"])) == 1, f"rank {rank}: threads and process groups {said['alive']}"
+
+
+class OwnProcess(Dataset[int]):
+    """Rows that tell who reads them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def read_and_be_killed(path: Path) -> None:
+    """Reads in a worker as a rank does, and dies with the worker at rest."""
+    loader = DataLoader(OwnProcess(), 2, num_workers=1, multiprocessing_context="fork")
+    end_workers_with_rank(loader)
+    batches = iter(loader)
+    path.write_text(str(int(next(batches)[0])))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_of_a_killed_rank_end_at_once(tmp_path: Path) -> None:
+    """They look for their parent every five seconds, and hold its connections open meanwhile: nobody noticed."""
+    told = tmp_path / "worker"
+    rank = multiprocessing.get_context("forkserver").Process(target=read_and_be_killed, args=(told,))
+    rank.start()
+    rank.join()
+    worker, begun = int(told.read_text()), time.monotonic()
+    while is_running(worker) and time.monotonic() < begun + 3:
+        time.sleep(0.02)
+    assert not is_running(worker)
