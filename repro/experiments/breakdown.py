@@ -12,7 +12,7 @@ from .checks import Check
 from .full_models import amoebanet_d, transformer_l
 from .rows import Row
 from .scaled_down import SmallAmoebaNet, SmallModel, SmallTransformer
-from .step_plan import StepCell, StepPlan, WaitsOf, can_measure, label_of
+from .step_plan import StepCell, StepPlan, WaitsOf, can_measure, check_pipeline, label_of
 from .sweep import Request, SweepPart, Target
 from .tracing_overhead import OverheadPlan
 
@@ -53,8 +53,9 @@ def plans(request: Request) -> list[StepPlan]:
     """Real models where each stage can have a core or GPU, and full-size ones emulated.
 
     Raises:
-        UserError: a model has fewer layers than stages.
+        UserError: a single stage, or a model has fewer layers than stages.
     """
+    check_pipeline(request.num_stages)
     models, seconds, steps = _SIZES[request.scale]
     made = []
     for stages in request.num_stages or (STAGES,):

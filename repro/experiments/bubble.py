@@ -16,7 +16,7 @@ from repro.errors import UserError
 
 from .checks import Check
 from .rows import Row
-from .step_plan import EqualWaits, StepCell, StepPlan, can_measure
+from .step_plan import EqualWaits, StepCell, StepPlan, can_measure, check_pipeline
 from .sweep import Request, SweepPart, Target
 from .workload import Workload
 
@@ -65,8 +65,9 @@ def plans(request: Request) -> dict[str, StepPlan]:
     """By part name: the emulated grid for each K, and both panels for each K that can be measured.
 
     Raises:
-        UserError: the mini-batch cannot be cut into as many equal micro-batches, or into as many at all.
+        UserError: a single stage, or the mini-batch cannot be cut into as many equal micro-batches.
     """
+    check_pipeline(request.num_stages)
     size = _SIZES[request.scale]
     numbers = request.num_micro_batches or size.micro_batches
     made: dict[str, StepPlan] = {}

@@ -11,7 +11,7 @@ from repro.errors import UserError
 
 from .checks import Check
 from .rows import Row
-from .step_plan import EqualWaits, StepCell, StepPlan, can_measure
+from .step_plan import EqualWaits, StepCell, StepPlan, can_measure, check_pipeline
 from .sweep import Request, SweepPart, Target
 from .workload import Workload
 
@@ -35,8 +35,9 @@ def plans(request: Request) -> list[StepPlan]:
     No re-materialization, as in the paper's figure.
 
     Raises:
-        UserError: the real mini-batch cannot be cut into as many equal micro-batches.
+        UserError: a single stage, or the real mini-batch cannot be cut into as many equal micro-batches.
     """
+    check_pipeline(request.num_stages)
     workload, batch, steps = _SIZES[request.scale]
     numbers = tuple(dict.fromkeys((1, *(request.num_micro_batches or (DRAWN_MICRO_BATCHES,)))))
     rows = math.lcm(*numbers)

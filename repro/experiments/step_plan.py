@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from repro.errors import UserError
 
 from .full_models import FullModel
 from .scaled_down import SmallModel
@@ -113,3 +116,14 @@ def can_measure(num_stages: int, device: str, cores: int | None) -> str | None:
     if cores is not None and num_stages > cores:
         return f"K = {num_stages} stages need a core each; this machine has {cores}"
     return None
+
+
+def check_pipeline(num_stages: Sequence[int] | None) -> None:
+    """Checks the numbers of stages that a user gave.
+
+    Raises:
+        UserError: a single stage, which has no bubble and no messages.
+    """
+    for number in num_stages or ():
+        if number < 2:
+            raise UserError(f"-K {number}: a trace of a pipeline needs at least 2 stages")

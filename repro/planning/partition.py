@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from repro.errors import UserError
 
@@ -15,13 +15,7 @@ class PartitionError(UserError):
     """Layers that cannot be dealt out to the stages as asked."""
 
 
-def partition(
-    costs: Sequence[float | Fraction],
-    num_stages: int,
-    *,
-    sizes: Sequence[float | Fraction] | None = None,
-    caps: Sequence[float | Fraction] | float | Fraction | None = None,
-) -> list[int]:
+def partition(costs: Sequence[float | Fraction], num_stages: int) -> list[int]:
     """Splits a sequence of layers into contiguous, non-empty stages with the smallest possible bottleneck.
 
     The bottleneck, the cost of the dearest stage, is optimal and exact: sums are taken without rounding. Among the
@@ -32,16 +26,12 @@ def partition(
     Args:
         costs: one non-negative number per layer, any unit.
         num_stages: K x V, the number of stages.
-        sizes: what each layer takes of its stage's cap, for example bytes; needed with ``caps``.
-        caps: the most that the sizes of a stage may add up to, one number or one per stage. The bottleneck is the
-            smallest of the partitions that keep to them.
 
     Returns:
         The number of layers of every stage, first stage first.
 
     Raises:
-        PartitionError: fewer layers than stages, ``num_stages`` below 1, a cost that is negative or not finite, or caps
-            that no partition keeps to.
+        PartitionError: fewer layers than stages, ``num_stages`` below 1, or a cost that is negative or not finite.
 
     Example:
         >>> partition([4, 1, 1, 1, 1, 4], 3)
@@ -50,8 +40,6 @@ def partition(
     num_layers = len(costs)
     _check_sizes(num_layers, num_stages)
     prefix = _prefix_sums(costs)
-    if caps is not None:
-        return _capped(prefix, num_stages, *_check_caps(num_layers, num_stages, sizes, caps))
     bottleneck = _bottleneck(prefix, num_stages)
 
     # earliest[i]: the smallest end of stage i from which the stages after it can still hold the rest.
@@ -109,91 +97,6 @@ def _check_sizes(num_layers: int, num_stages: int) -> None:
             f"num_stages={num_stages} stages for {num_layers} layers: every stage (num_stages x num_virtual_stages of "
             f"them) needs at least one layer, so at most {num_layers} stages, or a model with more layers"
         )
-
-
-def _check_caps(
-    num_layers: int,
-    num_stages: int,
-    sizes: Sequence[float | Fraction] | None,
-    caps: Sequence[float | Fraction] | float | Fraction,
-) -> tuple[list[Fraction], list[Fraction]]:
-    """Sums of the first 0, 1, ... sizes, and a cap for every stage."""
-    given = list(caps) if isinstance(caps, Sequence) else [caps] * num_stages
-    if sizes is None or len(sizes) != num_layers:
-        raise PartitionError(
-            f"caps={given} need sizes, one for each of the {num_layers} layers; got "
-            f"{'none' if sizes is None else len(sizes)}"
-        )
-    if len(given) != num_stages:
-        raise PartitionError(f"caps={given} has {len(given)} entries for {num_stages} stages: give one per stage")
-    for name, values in (("size", sizes), ("cap", given)):
-        for value in values:
-            if not (math.isfinite(value) and value >= 0):
-                raise PartitionError(f"{name} {value!r}: give a finite number of at least 0")
-    exact = [Fraction(size) for size in sizes]
-    return list(accumulate(exact, initial=Fraction(0))), [Fraction(cap) for cap in given]
-
-
-def _capped(prefix: list[int], num_stages: int, sizes: list[Fraction], caps: list[Fraction]) -> list[int]:
-    """The partition with the smallest bottleneck among those that keep to the caps.
-
-    Which prefixes of the layers the first s stages can hold is no interval any more (a cap may leave out single
-    layers), so all of them are tracked, for every limit that a binary search tries.
-    """
-    ends = [_furthest(sizes, cap) for cap in caps]
-    if not _holds(prefix, prefix[-1], ends)[-1][-1]:
-        tight = max(range(num_stages), key=lambda stage: caps[stage])
-        raise PartitionError(
-            f"no {num_stages} stages keep to the caps: the layers take {float(sizes[-1]):g} in all, the largest "
-            f"{max(float(b - a) for a, b in pairwise(sizes)):g}, and the caps allow "
-            f"{float(sum(caps)):g} in all, {float(caps[tight]):g} at most on one; use more stages, or more per stage"
-        )
-    low, high = _bottleneck(prefix, num_stages), prefix[-1]
-    while low < high:
-        middle = (low + high) // 2
-        if _holds(prefix, middle, ends)[-1][-1]:
-            high = middle
-        else:
-            low = middle + 1
-    # From the last stage backwards: of the begins that the stages before can hold, the one closest to the mean.
-    held = _holds(prefix, low, ends)
-    counts: list[int] = []
-    end = len(prefix) - 1
-    for stage in range(num_stages - 1, -1, -1):
-        target = Fraction(prefix[end] * stage, stage + 1)
-        begins = [
-            begin
-            for begin in range(stage, end)
-            if held[stage][begin] and ends[stage][begin] >= end and prefix[end] - prefix[begin] <= low
-        ]
-        begin = min(begins, key=lambda b: (abs(prefix[b] - target), abs(b - Fraction(end * stage, stage + 1)), b))
-        counts.append(end - begin)
-        end = begin
-    return counts[::-1]
-
-
-def _furthest(sizes: list[Fraction], cap: Fraction) -> list[int]:
-    """For every begin, the largest end of a stage whose sizes keep to ``cap``."""
-    return [bisect_right(sizes, size + cap) - 1 for size in sizes]
-
-
-def _holds(prefix: list[int], limit: int, ends: list[list[int]]) -> list[list[bool]]:
-    """For every s, which numbers of layers the first s stages can hold, each at least one, none above ``limit``."""
-    num_layers = len(prefix) - 1
-    within = [bisect_right(prefix, cost + limit) - 1 for cost in prefix]
-    held = [[begin == 0 for begin in range(num_layers + 1)]]
-    for furthest in ends:
-        reached = [False] * (num_layers + 1)
-        done = 0
-        for begin, possible in enumerate(held[-1]):
-            if possible:
-                end = min(within[begin], furthest[begin])
-                first = max(done, begin) + 1
-                if end >= first:
-                    reached[first : end + 1] = [True] * (end + 1 - first)
-                    done = end
-        held.append(reached)
-    return held
 
 
 def _prefix_sums(costs: Sequence[float | Fraction]) -> list[int]:

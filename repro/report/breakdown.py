@@ -35,10 +35,11 @@ _TEXT = (
     "cores, waits for one) add to the replay of the step without messages. Weight update is the optimizer's; setup is "
     "the rest: reading the batch and bringing it to its stages, adding up gradients, sharing the loss. The parts add "
     "up to all of the time.\n\n"
-    "Measured models are scaled down, and compute on the hardware; emulated ones are the paper's at full size: each "
-    "layer waits in proportion to its FLOPs, messages are small, and nothing is updated (their weight update is not "
-    "emulated). The paper's run is not described: K = 2 from its text, neither model nor M; it lists no communication "
-    "of its own, and the label of its smallest slice is missing in the copy that was seen."
+    "Measured models are scaled down, and compute on the hardware, where each stage can have a core or GPU; emulated "
+    "ones are the paper's at full size: each layer waits in proportion to its FLOPs, messages are small, and nothing "
+    "is updated (their weight update is not emulated). The paper's run is not described: K = 2 from its text, neither "
+    "model nor M; it lists no communication of its own, and the label of its smallest slice is missing in the copy "
+    "that was seen."
 )
 
 

@@ -19,7 +19,8 @@ PICTURES = ("bubble.png",)
 _PANELS = (MINI_BATCH, MICRO_BATCH)
 _BUBBLE = (
     "Idle time of the ranks / (ranks x makespan), from the trace of real steps; R counts as work. Emulated stages are "
-    "equal and wait where real ones compute; measured ones are real layers with a core or GPU each. The closed form "
+    "equal and wait where real ones compute; measured ones are real layers with a core or GPU each, so a K that is "
+    "larger than the number of cores or GPUs is emulated only. The closed form "
     "without remat is (K - 1) / (M + K - 1) (section 2.3); with remat R runs in the bubble, where the first one fits, "
     "and the share is smaller. The replay has the costs of each stage as they were traced, and messages free: what it "
     "says beyond the closed form is imbalance, what the trace says beyond it are messages, the engine, and noise."

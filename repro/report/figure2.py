@@ -38,7 +38,8 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
     text = (
         "One mini-batch, run whole on one stage after the other, and cut into micro-batches. Each picture is the trace "
         "of the step of median length: when every action started and ended on its rank. Emulated stages are equal and "
-        "wait where real ones compute; engine, processes, schedule and messages are real. Beside the picture lie the "
+        "wait where real ones compute; engine, processes, schedule and messages are real. Real layers need a core or "
+        "GPU for each stage: without them there is no measured picture. Beside the pictures lie the "
         "same traces as JSON for chrome://tracing or ui.perfetto.dev, with every message, and as SVG."
     )
     pictures = [Figure("figure2.png", "Figure 2 of the paper from traces: naive model parallelism above, GPipe below.")]

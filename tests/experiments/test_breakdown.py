@@ -69,3 +69,8 @@ def test_nothing_finished_gives_nothing() -> None:
 
 def test_what_recording_costs_is_a_time() -> None:
     assert 0 < recorder_cost() < 1
+
+
+def test_a_single_stage_has_no_pipeline_to_trace() -> None:
+    with pytest.raises(UserError, match="-K 1: "):
+        breakdown.plans(request(stages=(1,)))

@@ -121,3 +121,8 @@ def test_parts_that_did_not_finish_leave_their_rows_out() -> None:
     rows, _ = bubble.rows(asked, {"emulated-k2": results_of(plans["emulated-k2"])})
     assert {row.params["panel"] for row in rows} == {bubble.GRID}
     assert bubble.rows(asked, {}) == ([], [])
+
+
+def test_a_single_stage_has_no_pipeline_to_trace() -> None:
+    with pytest.raises(UserError, match="-K 1: "):
+        bubble.plans(request(stages=(1,)))

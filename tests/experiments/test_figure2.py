@@ -44,3 +44,8 @@ def test_gpipe_must_be_faster_than_the_naive_way() -> None:
     results["emulated-k4"][1]["spans"] = [100.0] * 5
     assert [check.passed for check in figure2.rows(asked, results)[1]] == [False, True]
     assert figure2.rows(asked, {}) == ([], [])
+
+
+def test_a_single_stage_has_no_pipeline_to_trace() -> None:
+    with pytest.raises(UserError, match="-K 1: "):
+        figure2.plans(request(stages=(1,)))
