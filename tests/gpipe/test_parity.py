@@ -14,19 +14,9 @@ import pytest
 from repro.schedules import GENERATORS, SIMULATED_ONLY
 from tests.helpers.covering import Row, covering_array
 from tests.helpers.models import MODELS
-from tests.helpers.pipelines import Cell, differences, run_cells
+from tests.helpers.pipelines import ORDERS, SCHEDULES, Cell, differences, run_cells
 from tests.helpers.ranks import Pools
 
-# Every schedule that the engine runs, by the numbers V of stages a rank that are tried. A new one is a row here.
-SCHEDULES: dict[str, tuple[int, ...]] = {
-    "gpipe": (1, 2),
-    "1f1b": (1,),
-    "interleaved": (2, 3),
-    "zb-h1": (1,),
-    "zb-h2": (1,),
-    "zb-v": (2,),
-}
-ORDERS = [(name, num_virtual_stages) for name, numbers in SCHEDULES.items() for num_virtual_stages in numbers]
 STAGES = (1, 2, 3, 4)
 MICRO_BATCHES = (1, 2, 4, 5, 8)
 REMATS = ("always", "except_last", "never")

@@ -18,6 +18,17 @@ from tests.helpers.models import MODELS
 from tests.helpers.oracle import Reference, pooled_step, whole_batch_step
 from tests.helpers.ranks import Pools
 
+# Every schedule that the engine runs, by the numbers V of stages a rank that are tried. A new one is a row here.
+SCHEDULES: dict[str, tuple[int, ...]] = {
+    "gpipe": (1, 2),
+    "1f1b": (1,),
+    "interleaved": (2, 3),
+    "zb-h1": (1,),
+    "zb-h2": (1,),
+    "zb-v": (2,),
+}
+ORDERS = [(name, num_virtual_stages) for name, numbers in SCHEDULES.items() for num_virtual_stages in numbers]
+
 TOLERANCE = 1e-10
 # The batches that a cell trains on: the first alone, then an accumulation window of two.
 WINDOWS = ((0,), (0, 1))
