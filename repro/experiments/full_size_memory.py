@@ -74,7 +74,7 @@ class Configuration:
 def full_size(rank: int, tell: Tell, plan: FullSizePlan) -> dict[str, Any]:
     """Counts, predicted memory of the published sizes, and the largest size that fits, for every variant."""
     setup = next(row for row in published("table1_setup") if row["model"] == plan.model)
-    cap = int((plan.memory_gib or float(setup["accelerator_memory_gb"])) * GIB)
+    cap = int((plan.memory_gib or float(setup["accelerator_memory_gb"] or 0)) * GIB)
     search = _Search(plan, setup, cap)
     columns = published(search.table)
     cells, found = [], []
@@ -82,13 +82,14 @@ def full_size(rank: int, tell: Tell, plan: FullSizePlan) -> dict[str, Any]:
     for number, variant in enumerate(variants):
         tell(number / len(variants), variant.label)
         for column in columns:
-            cells.append(search.cell(variant, _configuration(column, plan, search.batch_size), search.size_of(column)))
+            configuration = _configuration(column, plan, search.batch_size)
+            cells.append(search.cell(variant, configuration, search.size_of(column)))
         for configuration in _searched(columns, plan, search.batch_size):
             found.append(search.largest(variant, configuration))
     sweep = []
     if plan.thorough:
         for variant in variants:
-            for stages in sorted({int(column["num_stages"]) for column in columns})[:2]:
+            for stages in sorted({int(column["num_stages"] or 0) for column in columns})[:2]:
                 for micro_batches in _powers(search.batch_size):
                     one = Configuration(f"pipeline-{stages}", stages, micro_batches, "always")
                     sweep.append(search.largest(variant, one))
@@ -242,8 +243,12 @@ class _Search:
             return amoebanet("D", num_layers=size[0], num_filters=size[1])
         from repro.models.transformer import transformer_lm
 
-        widths = {name: int(self._setup[name]) for name in ("d_model", "d_ff", "num_heads", "vocab_size")}
-        return transformer_lm(num_layers=size[0], **widths)
+        d_model, d_ff, num_heads, vocab_size = (
+            int(self._setup[name]) for name in ("d_model", "d_ff", "num_heads", "vocab_size")
+        )
+        return transformer_lm(
+            num_layers=size[0], d_model=d_model, d_ff=d_ff, num_heads=num_heads, vocab_size=vocab_size
+        )
 
 
 def largest_that(holds: Callable[[int], bool], least: int = 1, limit: int = 2**20) -> int:

@@ -275,7 +275,8 @@ def _size(tensor: Tensor | None) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _unpack(packed: Any) -> Tensor:

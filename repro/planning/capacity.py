@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .memory import LiveSet, ModelMemory, StageMemory, StageRun, peak_bytes
@@ -38,27 +38,30 @@ class Budget:
 def partition_by_memory(model: ModelMemory, num_stages: int, budget: Budget) -> list[int]:
     """Layers of each stage such that the stage that needs most memory needs as little as possible.
 
-    Stages are filled one after the other as far as the limit allows, so the last ones may need less.
-
     Raises:
         PartitionError: fewer layers than stages.
     """
-    first = partition([1] * len(model.layers), num_stages)
-    high = budget.largest_stage(model, first)
-    low, best = -1, first
-    while high - low > high >> 20:  # a millionth: no layer is that small
+    best = partition([1] * len(model.layers), num_stages)
+    low, high = -1, budget.largest_stage(model, best)
+    while high - low > max(1, high >> 20):  # a millionth: no layer is that small
         middle = (low + high) // 2
         found = _fill(model, num_stages, budget, middle)
         if found is None:
             low = middle
         else:
             high, best = middle, found
-    return best
+    if _even(model):
+        return best
+    return _optimum(model, num_stages, budget, budget.largest_stage(model, best)) or best
 
 
 def fits(model: ModelMemory, num_stages: int, budget: Budget, cap: int) -> bool:
     """Whether some partition keeps every stage within ``cap`` bytes."""
-    return len(model.layers) >= num_stages and _fill(model, num_stages, budget, cap) is not None
+    if len(model.layers) < num_stages:
+        return False
+    if _fill(model, num_stages, budget, cap) is not None:
+        return True
+    return not _even(model) and _optimum(model, num_stages, budget, cap) is not None
 
 
 def partition_within(
@@ -84,63 +87,84 @@ def partition_within(
         raise PartitionError(f"{len(costs)} costs for {len(model.layers)} layers: give one for each")
     if budget.largest_stage(model, free) <= cap:
         return free
-    least = partition_by_memory(model, num_stages, budget)
-    if (needed := budget.largest_stage(model, least)) > cap:
+    found = _optimum(model, num_stages, budget, cap, costs)
+    if found is None:
+        least = partition_by_memory(model, num_stages, budget)
+        needed = budget.largest_stage(model, least) / 2**30
         raise PartitionError(
             f"num_stages={num_stages}: no partition fits into {cap / 2**30:.2f} GiB a stage; the best one, {least}, "
-            f"needs {needed / 2**30:.2f} GiB on its largest stage. Use more stages, more micro-batches or remat=always"
+            f"needs {needed:.2f} GiB on its largest stage. Use more stages, more micro-batches or remat=always"
         )
-    best, high = least, _bottleneck(costs, least)
-    low = _bottleneck(costs, free)
-    for _ in range(60):
-        middle = (low + high) / 2
-        found = _fill(model, num_stages, budget, cap, _cheaper_than(costs, middle))
-        if found is None:
-            low = middle
-        else:
-            best, high = found, _bottleneck(costs, found)
-        if high - low <= 1e-12 * high:
-            break
-    return best
+    return found
 
 
-def _cheaper_than(costs: Sequence[float], most: float) -> Callable[[int, int], bool]:
-    return lambda begin, end: math.fsum(costs[begin:end]) <= most
+def _even(model: ModelMemory) -> bool:
+    """Whether every cut is as wide: then a shorter stage never needs more, and filling stages up is optimal."""
+    return len({sum(model.boundary(index)) for index in range(1, len(model.layers))}) <= 1
 
 
-def _bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
-    begin, most = 0, 0.0
-    for count in counts:
-        most = max(most, math.fsum(costs[begin : begin + count]))
-        begin += count
-    return most
-
-
-def _fill(
-    model: ModelMemory,
-    num_stages: int,
-    budget: Budget,
-    cap: int,
-    allowed: Callable[[int, int], bool] = lambda begin, end: True,
-) -> list[int] | None:
+def _fill(model: ModelMemory, num_stages: int, budget: Budget, cap: int) -> list[int] | None:
     """Fills stage after stage as far as it goes; None where the last one cannot take what is left."""
     num_layers = len(model.layers)
     counts: list[int] = []
     begin = 0
     for index in range(num_stages):
         final = num_layers - (num_stages - 1 - index)
-        run = StageRun(model, begin)
-        end = begin
-        while run.end < final:
-            run.grow()
-            at_least = budget.stage_bytes(index, StageMemory(run.parameters, run.inputs, run.kept))
-            if at_least > cap or not allowed(begin, run.end):
-                break
-            # Outputs that nobody saves come on top, and may be smaller behind the next layer: look on.
-            if budget.stage_bytes(index, run.stage()) <= cap:
-                end = run.end
+        end = max((end for end, _ in _ends(model, budget, index, begin, cap, final)), default=begin)
         if end == begin or (index == num_stages - 1 and end < num_layers):
             return None
         counts.append(end - begin)
         begin = end
     return counts
+
+
+def _ends(
+    model: ModelMemory, budget: Budget, index: int, begin: int, cap: int, final: int
+) -> Iterator[tuple[int, int]]:
+    """Where stage ``index`` can end if it begins at ``begin``, ``final`` at most, and the bytes that it needs then."""
+    run = StageRun(model, begin)
+    while run.end < final:
+        run.grow()
+        if budget.stage_bytes(index, StageMemory(run.parameters, run.inputs, run.kept)) > cap:
+            return
+        # Outputs that nobody saves come on top, and may be smaller behind the next layer: look on.
+        size = budget.stage_bytes(index, run.stage())
+        if size <= cap:
+            yield run.end, size
+
+
+def _optimum(
+    model: ModelMemory, num_stages: int, budget: Budget, cap: int, costs: Sequence[float] | None = None
+) -> list[int] | None:
+    """Among the partitions within ``cap``, one whose dearest stage is cheapest: by ``costs``, or by bytes without.
+
+    Tries every cut: stages times the squared length of a stage that fits.
+    """
+    num_layers = len(model.layers)
+    tables: dict[object, list[list[tuple[int, int]]]] = {}
+    reached: dict[int, float] = {0: 0.0}
+    origins: list[dict[int, int]] = []
+    for index in range(num_stages):
+        # Ranks that hold alike share a table.
+        kind = tuple(tuple(counts[1:] for counts in state) for state in budget.live[index])
+        if kind not in tables:
+            tables[kind] = [list(_ends(model, budget, index, begin, cap, num_layers)) for begin in range(num_layers)]
+        after: dict[int, float] = {}
+        origin: dict[int, int] = {}
+        final = num_layers - (num_stages - 1 - index)
+        for begin, dearest in reached.items():
+            for end, size in tables[kind][begin]:
+                if end > final or (index == num_stages - 1 and end < num_layers):
+                    continue
+                value = max(dearest, size if costs is None else math.fsum(costs[begin:end]))
+                if value < after.get(end, math.inf):
+                    after[end], origin[end] = value, begin
+        reached = {end: value for end, value in after.items() if end < num_layers or index == num_stages - 1}
+        origins.append(origin)
+    if num_layers not in reached:
+        return None
+    counts, end = [], num_layers
+    for origin in reversed(origins):
+        counts.append(end - origin[end])
+        end = origin[end]
+    return counts[::-1]

@@ -173,8 +173,8 @@ class StageRun:
         kept = self.kept
         if self._model.loss is not None:
             loss = self._model.loss
-            outputs = {number for number, saved in zip(self._at, loss.saved_inputs, strict=False) if saved}
-            kept += loss.internal + sum(self._sizes[number] for number in outputs - self._saved)
+            read = {number for number, saved in zip(self._at, loss.saved_inputs, strict=False) if saved}
+            kept += loss.internal + sum(self._sizes[number] for number in read - self._saved)
         return StageMemory(self.parameters, self.inputs + targets, kept + targets)
 
     def _take(self, layer: LayerMemory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def _counts(rows: list[Row], others: list[Row]) -> Section:
     for model in (AMOEBANET, TRANSFORMER):
         for column in published(_TABLES[model]):
             name = str(column["configuration"])
-            shown = _pair(rows, others, lambda row, m=model, n=name: _is(row, m, "parameters", n), _count)
+            shown = _pair(rows, others, partial(_is, model=model, metric="parameters", configuration=name), _count)
             if shown is not None:
                 own, other, row = shown
                 what = f"{model} {_size(row)}: parameters ({name})"
@@ -82,7 +83,7 @@ def _memory(model: str, rows: list[Row], others: list[Row]) -> Section:
                 shown = _pair(
                     rows,
                     others,
-                    lambda row, n=name, m=metric, v=variant: _is(row, model, m, n) and _variant(row) == v,
+                    partial(_is, model=model, metric=metric, configuration=name, variant=variant),
                     _with_spare if metric == "largest_accelerator" else _gib,
                 )
                 if shown is None:
@@ -109,7 +110,7 @@ def _search(model: str, rows: list[Row], others: list[Row]) -> Section:
         shown = _pair(
             rows,
             others,
-            lambda row, n=name, v=variant: _is(row, model, "search_layers", n) and _variant(row) == v,
+            partial(_is, model=model, metric="search_layers", configuration=name, variant=variant),
             _found,
         )
         if shown is None:
@@ -141,9 +142,9 @@ def _measured(rows: list[Row], others: list[Row]) -> Section:
             if any(pair):
                 lines.append(Line(name, provenance.value, *(_mib(row) if row else NOTHING for row in pair)))
     for model in dict.fromkeys(row.model for row in known):
-        pair = [_worst(some, model) for some in (rows, others)]
+        off = [_worst(some, model) for some in (rows, others)]
         what = f"{model}: largest difference of prediction and measurement, any rank"
-        lines.append(Line(what, "measured and simulated", *(NOTHING if one is None else f"{one:.2%}" for one in pair)))
+        lines.append(Line(what, "measured and simulated", *(NOTHING if one is None else f"{one:.2%}" for one in off)))
     text = (
         "One step of the real engine on scaled-down models; every tensor that autograd saves passes a hook, views of "
         "one storage count once, until autograd lets go of it, and so do the inputs and outputs that a stage keeps. "
@@ -274,8 +275,9 @@ def _pair(
     return NOTHING if own is None else show(own), NOTHING if other is None else show(other), known
 
 
-def _is(row: Row, model: str, metric: str, configuration: str) -> bool:
-    return (row.model, row.metric, row.params.get("configuration")) == (model, metric, configuration)
+def _is(row: Row, model: str, metric: str, configuration: str, variant: Variant | None = None) -> bool:
+    known = (row.model, row.metric, row.params.get("configuration"))
+    return known == (model, metric, configuration) and (variant is None or _variant(row) == variant)
 
 
 def _variant(row: Row) -> Variant:
