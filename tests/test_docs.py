@@ -14,6 +14,8 @@ import torch.distributed.run
 import yaml
 
 import repro.cli
+from repro.experiments.catalogue import TARGETS, find_target
+from repro.report.targets import MODULES
 from tests.datasets.builders import write_corpus, write_images
 from tests.docs.on_ranks import run_commands, run_scripts
 from tests.docs.pages import ALL_BLOCKS, PAGES, ROOT, Block, commands, headings, inline_code, links, of_kind
@@ -30,6 +32,7 @@ REPRO = [
 ]
 ON_TWO_RANKS = [(block, line) for block, line in REPRO if "--trainer.devices 2" in line]
 ON_ONE_RANK = [one for one in REPRO if one not in ON_TWO_RANKS]
+SIMULATED = [["repro", "schedule"], ["repro", "bubble"]]
 TORCHRUN = [(block, line) for block, line in COMMANDS if line.startswith("torchrun ")]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 RESTRICTIONS = ROOT / "docs" / "restrictions.md"
@@ -104,7 +107,7 @@ def test_output_is_what_is_printed(
     if block.before.kind == "python":
         return assert_printed(block, outcomes[block.before.file][0])
     command = shlex.split(block.before.text.strip().splitlines()[-1])
-    assert command[:2] == ["repro", "schedule"], f"{block}: only the output of repro schedule can be compared"
+    assert command[:2] in SIMULATED, f"{block}: only the output of repro schedule and repro bubble can be compared"
     assert repro.cli.main(command[1:]) == 0
     assert_printed(block, capsys.readouterr().out)
 
@@ -133,7 +136,7 @@ def test_command_is_known(
         done = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert all(word.partition("=")[2] in done.stdout for word in words if "=" in word)
-    elif words[:2] == ["repro", "schedule"]:
+    elif words[:2] in SIMULATED:
         assert repro.cli.main(words[1:]) == 0
         assert "bubble" in capsys.readouterr().out
     elif line == "wait":
@@ -197,23 +200,42 @@ def test_commands_on_gpus_get_configs_that_add_up(folder: Path, pools: Pools) ->
     assert sum(line.startswith("srun") for _, line in ON_GPUS) == 1
 
 
+def table(heading: str) -> list[list[str]]:
+    """The cells of the table in a section of the README, its head left out."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = section.partition("\n### ")[0]
+    rows = [[cell.strip() for cell in one.strip("|").split("|")] for one in section.splitlines() if one.startswith("|")]
+    return rows[2:]
+
+
+def assert_minutes(command: str, minutes: str) -> None:
+    """They are those of a committed run, or say that they are not measured."""
+    measured = re.fullmatch(r"\[(\d+)\]\((results/reference/[^)]+)\)", minutes)
+    if measured:
+        run = json.loads((ROOT / measured[2]).read_text(encoding="utf-8"))
+        assert f"`make {run['target']}`" == command or run["scale"] in command
+        assert max(1, round(run["minutes"])) == int(measured[1]), f"{command}: {run['minutes']} minutes"
+    else:
+        assert re.fullmatch(r"not measured|\d+ \(estimate\)", minutes), f"{command}: {minutes}"
+
+
 def test_minutes_are_measured_or_called_estimates() -> None:
-    table = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("## On my machine")[2].partition("\n**Not run")[0]
-    )
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
-    ]
-    assert len(rows) == 7
-    for _, command, minutes, *_ in rows[2:]:
-        measured = re.fullmatch(r"\[(\d+)\]\((results/reference/[^)]+)\)", minutes)
-        if measured:
-            run = json.loads((ROOT / measured[2]).read_text(encoding="utf-8"))
-            assert (f"`make {run['target']}`" == command or run["scale"] in command) and round(run["minutes"]) == int(
-                measured[1]
-            )
-        else:
-            assert re.fullmatch(r"not measured|\d+ \(estimate\)", minutes), f"{command}: {minutes}"
+    rows = table("On my machine")
+    assert len(rows) == 6
+    for _, command, minutes, *_ in rows:
+        assert_minutes(command, minutes)
+
+
+def test_the_table_of_targets_is_complete_and_its_minutes_are_those_of_the_targets() -> None:
+    rows = table("The paper's tables and figures")
+    assert [command for command, *_ in rows] == [f"`make {name}`" for name in TARGETS]
+    for (command, _, minutes), name in zip(rows, TARGETS, strict=True):
+        assert_minutes(command, minutes)
+        expected = max(1, round(find_target(name).minutes["laptop"]))
+        if minutes.endswith("(estimate)"):
+            assert minutes == f"{expected} (estimate)", name
+        assert re.search(rf"(?m)^{name}: ## {expected} \|", MAKEFILE), f"{name} takes {expected} minutes"
+    assert set(MODULES) == {"reproduce", *TARGETS}, "each has its report"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

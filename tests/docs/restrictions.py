@@ -18,8 +18,7 @@ from lightning.pytorch.trainer.connectors import accelerator_connector
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from repro.gpipe import Engine, GPipeStrategy, PipelineModule, is_recomputing
-from repro.schedules import Action, Kind, Remat, Schedule, make_schedule
+from repro.gpipe import GPipeStrategy, PipelineModule, is_recomputing
 from tests.helpers.ranks import Pools
 
 _STRATEGY = ("remat", "schedule", "data_parallel_size", "partition", "trace")
@@ -268,21 +267,6 @@ def in_place() -> None:
         assert inputs.eq(2).all()
 
 
-def split_backward() -> None:
-    def halves(num_stages: int, num_micro_batches: int, num_virtual_stages: int = 1, remat: Any = None) -> Schedule:
-        actions = tuple(
-            Action(kind, 0, number)
-            for number in range(num_micro_batches)
-            for kind in (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-        )
-        return Schedule("halves", 1, num_micro_batches, 1, Remat.NEVER, ((0,),), (actions,))
-
-    make_schedule(halves, num_stages=1, num_micro_batches=2, remat="never")
-    layers = {0: nn.Linear(4, 1)}
-    engine = Engine(layers, [1], num_micro_batches=2, loss=Regression().loss, schedule=halves, remat="never")
-    engine.train_step(torch.zeros(4, 4), torch.zeros(4, 1), batch_counter=0)
-
-
 @dataclass(frozen=True)
 class Case:
     """How a restriction shows.
@@ -348,5 +332,8 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(), num_stages=5)),
     ),
     "Notebooks": (Case(notebook),),
-    "Schedules that split the backward": (Case(split_backward),),
+    "Schedules that are only simulated": (
+        Case(lambda: fit(Regression(), schedule="chimera")),
+        Case(lambda: fit(Regression(), schedule="pipedream")),
+    ),
 }
