@@ -52,14 +52,14 @@ reproduce: $(STAMP) ## 15 | both models through the pipeline and unsplit, side b
 	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
 
 # By claim ...
-throughput: table2 table3 ## 13 | Tables 2 and 3: simulated, emulated and measured beside the paper
+throughput: table2 table3 ## 12 | Tables 2 and 3: simulated, emulated and measured beside the paper
 
-memory: table1 ## 3 | Table 1: the largest model and its memory
+memory: table1 ## 2 | Table 1: the largest model and its memory
 
 # ... and by place in the paper.
-table1: ## 3 | the largest model that fits, counted, predicted and measured
-table2: ## 11 | throughput over K and M
-table3: ## 2 | throughput over a slow link
+table1: ## 2 | the largest model that fits, counted, predicted and measured
+table2: ## 8 | throughput over K and M
+table3: ## 4 | throughput over a slow link
 remat: ## 4 | what re-materialization costs and saves
 breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
@@ -124,7 +124,7 @@ $(STAMP): pyproject.toml
 	  $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*(name for name in project["dependencies"] if name.startswith("torch")), sep="\n")' >$(VENV)/torch.txt; \
 	  $$pip --index-url "$(TORCH_INDEX)" -r $(VENV)/torch.txt || failed "PyTorch from TORCH_INDEX=$(TORCH_INDEX)"; \
 	fi; \
-	$$pip -e '.[dev]' || failed "pip install -e .[dev]"; \
+	$$pip -e '.[dev,peers]' || $$pip -e '.[dev]' || failed "pip install -e .[dev]"; \
 	$(BIN)/python -c 'import torch, torchvision; print("PyTorch", torch.__version__, "and torchvision", torchvision.__version__, "are ready.")' \
 	  || failed "importing torch and torchvision (two builds that do not belong together? 2.14 goes with 0.29, CPU builds with CPU builds)"; \
 	touch $(STAMP)

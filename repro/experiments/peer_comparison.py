@@ -31,7 +31,7 @@ from .workload import (
 
 EXPERIMENT = "peers"
 REAL, EMULATED = "real", "emulated"
-TORCHGPIPE_MISSING = "torchgpipe is not installed here (`pip install 'gpipe-repro[peers]'` does it), so it was left out"
+TORCHGPIPE_MISSING = "torchgpipe is not installed here, so it was left out; `.venv/bin/pip install torchgpipe` does it"
 
 # What must hold of step times, engine relative to another way.
 REAL_LIMITS: Mapping[str, float] = {TORCH: 1.0, TORCHGPIPE: 0.8}
