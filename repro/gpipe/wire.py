@@ -205,12 +205,12 @@ class Sender:
     def send_object(self, value: Any, destination: int, group: dist.ProcessGroup) -> None:
         """Starts to send a small picklable object (a control message, a header, a report)."""
         data = pickle.dumps(value)
-        body = torch.frombuffer(bytearray(len(data).to_bytes(_LENGTH, "little") + data), dtype=torch.uint8)
-        first = torch.zeros(_FRAME, dtype=torch.uint8)
-        first[: min(_FRAME, len(body))] = body[:_FRAME]
-        self.send(first, destination, group, _MAIL)
+        frame = bytearray(max(_FRAME, _LENGTH + len(data)))
+        frame[: _LENGTH + len(data)] = len(data).to_bytes(_LENGTH, "little") + data
+        body = torch.frombuffer(frame, dtype=torch.uint8)
+        self.send(body[:_FRAME], destination, group, _MAIL)
         if len(body) > _FRAME:
-            self.send(body[_FRAME:].clone(), destination, group, _MAIL)
+            self.send(body[_FRAME:], destination, group, _MAIL)
 
     def send_boundary(
         self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
