@@ -7,7 +7,7 @@ uses, are updated once per mini-batch, from the pooled mean and unbiased varianc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -66,9 +66,12 @@ class PooledBatchNorm:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    @contextmanager
-    def watching(self, *, record: bool) -> Iterator[None]:
+    def watching(self, *, record: bool) -> AbstractContextManager[None]:
         """Around one training F (``record``) or R (not): running statistics stay as they are."""
+        return self._watching(record) if self._layers else nullcontext()
+
+    @contextmanager
+    def _watching(self, record: bool) -> Iterator[None]:
         undo: list[Callable[[], None]] = []
         handles = []
         for layer in self._layers:

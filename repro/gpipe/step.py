@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class Step:
                 self._stages[action.stage].recompute(action.micro_batch)
         elif action.kind is Kind.WEIGHT_GRADIENT:
             stage = self._stages[action.stage]
-            with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
+            with self._running(rank, action), _without_autocast(stage.device):
                 stage.backward_weights(action.micro_batch)
         else:
             self._backward(rank, action)
@@ -132,8 +133,13 @@ class Step:
             gradients = self._transport.receive_gradient(Message("gradient", index + 1, index, micro_batch))
         else:
             gradients = ()
-        with self._running(rank, action), torch.autocast(stage.device.type, enabled=False):
+        with self._running(rank, action), _without_autocast(stage.device):
             run = stage.backward_inputs if kind is Kind.INPUT_GRADIENT else stage.backward
             input_gradients = run(micro_batch, gradients)
         if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off for this device; where it is off already nothing is set, which would take time for each action."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
