@@ -54,7 +54,7 @@ def count_layers(factories: Sequence[Factory], example: Boundary) -> LayerCosts:
 
 
 def profiled_seconds(
-    model: FullModel, device: torch.device, *, split_sublayers: bool = False, repeats: int = 2
+    model: FullModel, device: torch.device, *, split_sublayers: bool = False, repeats: int = 3
 ) -> LayerCosts:
     """Seconds of F and of B of each layer on one row, on ``device``: the median of ``repeats`` after one to warm up.
 

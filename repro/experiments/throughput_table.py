@@ -1,4 +1,4 @@
-"""What Tables 2 and 3 have in common: their options, what is asked for, and the parts that run."""
+"""What Tables 2 and 3 have in common: sizes, options, and what is asked for."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from .environment import usable_cores
 from .full_models import FullModel, LayerCosts, choose_models
 from .link import Link
 from .scaled_models import SCALED, ScaledModel
-from .sweep import Request, SweepPart
-from .throughput import BATCH_POLICIES, FIXED, Setting, TableCell, simulated_step, table_cells, time_factor
+from .sweep import Request
+from .throughput import BATCH_POLICIES, FIXED, Setting, TableCell, table_cells, time_factor
 
 FLOPS, PROFILE = "flops", "profile"
 WHOLE, SEPARATE = "whole", "attention and feed-forward separate"
 REMATS = tuple(remat.value for remat in (Remat.ALWAYS, Remat.NEVER, Remat.EXCEPT_LAST))
 BASE_STAGES = 2
 """K of the entry that is 1 in the paper's tables."""
-
-_START = 2.5
-_START_A_RANK = 0.4
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Table:
     models: tuple[FullModel, ...]
     num_micro_batches: tuple[int, ...]
     link: str | None = None
-    num_stages: tuple[int, ...] = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,7 @@ class Sizes:
         grouped: whether the emulated cells of one K share their processes, and so are kept or repeated together.
         remats: that are emulated and measured unless others are asked for.
         rounds: measured steps of each kind.
+        num_stages: K, unless others are asked for; the paper's are 2, 4 and 8.
         tolerance: how far emulated may be from simulated; None where steps are so short that what the machine adds may
             outweigh them, and no more can be asked than that none is shorter than its costs allow.
     """
@@ -65,13 +62,14 @@ class Sizes:
     remats: tuple[str, ...]
     rounds: int
     tolerance: float | None
+    num_stages: tuple[int, ...]
 
 
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
-        "smoke": Sizes(0.8, True, ("always",), 2, None),
-        "laptop": Sizes(16.0, False, ("always", "never"), 5, 0.05),
-        "gpu": Sizes(16.0, False, ("always", "never"), 5, 0.05),
+        "smoke": Sizes(0.5, True, ("always",), 1, None, (2, 8)),
+        "laptop": Sizes(16.0, False, ("always", "never"), 5, 0.05, (2, 4, 8)),
+        "gpu": Sizes(16.0, False, ("always", "never"), 5, 0.05, (2, 4, 8)),
     }
 )
 
@@ -87,7 +85,8 @@ class TableRow:
         base: the cell whose throughput is 1.
         factor: seconds of an emulated step for each second of the real one.
         scaled: the scaled-down model that is measured.
-        measured: the cells that are measured, K and (M, rows of the mini-batch).
+        measured: the cells that are measured, K and (M, rows of the mini-batch); none where there is room for the base
+            alone.
     """
 
     setting: Setting
@@ -163,55 +162,10 @@ def choose(table: Table, request: Request) -> list[TableRow]:
                 base,
                 factor,
                 small,
-                _measured(request, small, cells),
+                _measured(request, small, cells, base),
             )
         )
     return rows
-
-
-def parts(table: Table, request: Request) -> list[SweepPart]:
-    """Emulated cells, then measured ones."""
-    from .emulated_steps import EmulatedPlan, emulate
-    from .measured_steps import MeasuredPlan, measure
-
-    sizes, remats, made = SIZES[request.scale], remats_of(request), []
-    rows = choose(table, request)
-    for row in rows:
-        for cells in _groups(row.cells, grouped=sizes.grouped):
-            steps = {
-                (cell, remat): row.factor * simulated_step(row.setting, cell, remat)
-                for cell in cells
-                for remat in remats
-            }
-            repeats = _repeats(max(steps.values()))
-            plan = EmulatedPlan(row.setting, cells, remats, row.factor, repeats)
-            numbers = ", ".join(str(cell.num_micro_batches) for cell in cells)
-            stages = cells[0].num_stages
-            made.append(
-                SweepPart(
-                    name=f"emulated-{row.setting.model.family}-K{stages}-M{numbers.replace(', ', '-')}",
-                    title=f"{row.setting.model.name}, K = {stages}, M = {numbers} (emulated)",
-                    function=emulate,
-                    arguments=(plan,),
-                    world_size=stages,
-                    seconds=_START + _START_A_RANK * stages + repeats * sum(steps.values()),
-                )
-            )
-    devices = devices_of(request)
-    for row in rows:
-        for stages, numbers_and_rows in row.measured.items():
-            measured = MeasuredPlan(row.scaled, stages, numbers_and_rows, remats, tuple(devices[:stages]), sizes.rounds)
-            made.append(
-                SweepPart(
-                    name=f"measured-{row.setting.model.family}-K{stages}",
-                    title=f"{row.scaled.name}, K = {stages} (measured)",
-                    function=measure,
-                    arguments=(measured,),
-                    world_size=stages,
-                    seconds=_START + 0.5 * (sizes.rounds + 1) * len(remats) * len(numbers_and_rows),
-                )
-            )
-    return made
 
 
 def remats_of(request: Request) -> tuple[str, ...]:
@@ -238,7 +192,7 @@ def _cells(table: Table, request: Request, model: FullModel) -> tuple[list[Table
     batch_size = model.batch_size if options["batch_size"] is None else options["batch_size"]
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: give at least 1")
-    stages = request.num_stages or table.num_stages
+    stages = request.num_stages or SIZES[request.scale].num_stages
     partition([1.0] * model.depth, max(stages))
     micro_batches = request.num_micro_batches or table.num_micro_batches
     base_micro_batches = min(table.num_micro_batches) if len(table.num_micro_batches) > 1 else min(micro_batches)
@@ -287,7 +241,7 @@ def _costs(model: FullModel, request: Request) -> tuple[LayerCosts, LayerCosts |
 
 
 def _measured(
-    request: Request, model: ScaledModel, cells: Sequence[TableCell]
+    request: Request, model: ScaledModel, cells: Sequence[TableCell], base: TableCell
 ) -> dict[int, tuple[tuple[int, int], ...]]:
     room = min(len(devices_of(request)), model.depth)
     found: dict[int, list[tuple[int, int]]] = {}
@@ -299,19 +253,11 @@ def _measured(
             rows = max(1, model.batch_size // 32) * cell.num_micro_batches
         if rows % cell.num_micro_batches == 0:
             found.setdefault(cell.num_stages, []).append((cell.num_micro_batches, rows))
+    only = [(stages, number) for stages, numbers in found.items() for number, _ in numbers]
+    if only == [(base.num_stages, base.num_micro_batches)]:
+        # Relative to itself it would say nothing.
+        return {}
     return {stages: tuple(numbers) for stages, numbers in sorted(found.items())}
-
-
-def _groups(cells: Sequence[TableCell], *, grouped: bool) -> list[tuple[TableCell, ...]]:
-    if not grouped:
-        return [(cell,) for cell in cells]
-    stages = sorted({cell.num_stages for cell in cells})
-    return [tuple(cell for cell in cells if cell.num_stages == number) for number in stages]
-
-
-def _repeats(seconds: float) -> int:
-    """Steps of a cell: what disturbs a machine for a moment weighs most in the short ones."""
-    return 3 if seconds < 5 else 2 if seconds < 10 else 1
 
 
 def _check_choice(option: str, given: str, known: Sequence[str]) -> None:

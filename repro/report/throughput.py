@@ -131,6 +131,8 @@ def _how(model: str, results: Results) -> str:
             f"Cells with K = {numbers} are not measured: there {'is' if there == 1 else 'are'} {there} "
             f"{one}{'' if there == 1 else 's'}, and stages that share one would not run side by side. "
         )
+        if name is None and there >= base[0]:
+            text += f"K = {base[0]}, M = {base[1]} alone would be relative to nothing but itself. "
     if results.target == "table2" and torchgpipe_cells(model):
         text += (
             "torchgpipe changed the mini-batch and what is recomputed from cell to cell; its figures stand where its "

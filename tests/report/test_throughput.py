@@ -21,7 +21,7 @@ MODELS = ("AmoebaNet-D (18, 256)", "Transformer-48")
 def rows() -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(throughput_table, "usable_cores", lambda: 2)
-        request = asked("smoke", models=None)
+        request = asked("smoke", (2, 4, 8), models=None)
         made: list[Row] = table2.TARGET.rows(request, finished(request, 1.01))[0]
     return made
 
