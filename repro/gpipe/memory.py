@@ -67,7 +67,8 @@ class SavedTensors:
             return tensor
         size, count = self._live.get(key, (tensor.untyped_storage().nbytes(), 0))
         self._live[key] = (size, count + 1)
-        return _Saved(tensor, key, self)
+        # Detached: an output that holds its own node would keep a graph that is dropped without backward for ever.
+        return _Saved(tensor.detach(), key, self)
 
 
 class _Saved:
