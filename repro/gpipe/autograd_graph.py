@@ -62,6 +62,11 @@ def saved_by(node: Node) -> Iterator[Any]:
         yield from saved if isinstance(saved, tuple) else (saved,)
 
 
+def saves(node: Node) -> bool:
+    """Whether nodes of this kind save anything for their backward."""
+    return bool(_saved_names(type(node)))
+
+
 @cache
 def _saved_names(kind: type[Node]) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))

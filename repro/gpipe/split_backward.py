@@ -30,7 +30,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from .autograd_graph import Edge, Graph, as_received, free_saved, graph_of, has_hook_after, kind_of, leaf_of, saved_by
+from .autograd_graph import (
+    Edge,
+    Graph,
+    as_received,
+    free_saved,
+    graph_of,
+    has_hook_after,
+    kind_of,
+    leaf_of,
+    saved_by,
+    saves,
+)
 
 _INDEPENDENT = frozenset(
     f"{operation}Backward0"
@@ -152,10 +163,16 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
             waiting[root.node].add((root.node, root.output_nr), seed)
     now = [leaf for node in graph if node not in waiting and (leaf := leaf_of(node)) is not None]
     if now:
+        sources = {source for group in groups for source in group.sources}
         handles = [
             source.register_prehook(_keeper(group.kept, number))
             for group in groups
             for number, source in enumerate(group.sources)
+        ]
+        handles += [
+            node.register_hook(_freer(node))
+            for node in graph
+            if node not in sources and node not in waiting and saves(node)
         ]
         try:
             torch.autograd.backward(outputs, seeds, inputs=now, retain_graph=True)
@@ -163,10 +180,6 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
             for handle in handles:
                 handle.remove()
         _separate(now, groups)
-    needed = {source for group in groups for source in group.sources}
-    for node in graph:
-        if node not in needed and node not in waiting:
-            free_saved(node)
     return WeightGradients(groups)
 
 
@@ -177,6 +190,18 @@ def _keeper(kept: dict[int, tuple[Tensor | None, ...]], number: int) -> Callable
         kept[number] = gradients
 
     return keep
+
+
+def _freer(node: Node) -> Callable[[Any, Any], None]:
+    """A hook after a node that frees what it has saved: only its backward needs it, and that has run.
+
+    It knows the node, so it must be taken off again.
+    """
+
+    def free(made: Any, received: Any) -> None:
+        free_saved(node)
+
+    return free
 
 
 def _separate(leaves: Sequence[Tensor], groups: Sequence[_Group]) -> None:

@@ -386,32 +386,34 @@ def without_collector() -> Iterator[None]:
 
 
 def test_what_is_needed_no_more_is_freed() -> None:
-    """After I what only I needed, after W everything, without the garbage collector."""
-    made: dict[str, weakref.ref[Tensor]] = {}
+    """During I what has been used, but for what W needs, and after W everything: without the garbage collector."""
+    made: dict[str, weakref.ref[Any]] = {}
 
     def note(name: str, tensor: Tensor) -> Tensor:
         made[name] = weakref.ref(tensor.untyped_storage())
         return tensor
 
+    def alive() -> set[str]:
+        return {name for name, reference in made.items() if reference() is not None}
+
     def graph(module: Body, value: Tensor) -> Tensor:
         hidden = note("input of second", note("output of first", module.first(value)).tanh())
         return note("sigmoid", module.norm(note("input of norm", module.second(hidden))).sigmoid()).exp()
 
+    at_the_end_of_inputs: list[set[str]] = []
     with without_collector():
         torch.manual_seed(0)
         module = Body(graph).double()
         leaf = torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True)
+        leaf.register_hook(lambda gradient: at_the_end_of_inputs.append(alive()))
         outputs = [module(leaf)]
-        assert {name for name, reference in made.items() if reference() is not None} == {
-            "input of second",
-            "input of norm",
-            "sigmoid",
-        }
+        assert alive() == {"input of second", "input of norm", "sigmoid"}
         weights = backward_inputs(outputs, [torch.ones(4, WIDTH, dtype=torch.float64)], [leaf])
         outputs.clear()
-        assert {name for name, reference in made.items() if reference() is not None} == {"input of second"}
+        assert alive() == {"input of second"}
+        assert at_the_end_of_inputs == [{"input of second"}]
         weights.accumulate()
-        assert not {name for name, reference in made.items() if reference() is not None}
+        assert not alive()
 
 
 def test_a_second_run_of_the_first_part_is_an_error() -> None:
