@@ -126,7 +126,7 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
 
 
 def _overhead(request: Request) -> OverheadPlan:
-    return OverheadPlan(rounds=6 if request.scale == "smoke" else 40)
+    return OverheadPlan(rounds=6 if request.scale == "smoke" else 100)
 
 
 def _name(plan: StepPlan) -> str:
