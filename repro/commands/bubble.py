@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from repro.arguments import ArgumentParser
-from repro.schedules import GENERATORS, Remat, ScheduleError, make_schedule
+from repro.schedules import GENERATORS, Generator, Remat, ScheduleError, make_schedule
 from repro.schedules.comparison import Comparison, Work, compare, smallest_for_bubble
+
+from .naming import find_schedule
 
 _DESCRIPTION = """\
 Compare the schedules over P stages (one per rank) and M micro-batches: how long ranks idle, how many micro-batches
@@ -94,7 +96,11 @@ def _parser() -> ArgumentParser:
         help="stages per rank of the schedule interleaved (default: 2); the others have one, zb-v has two",
     )
     parser.add_argument(
-        "--schedules", nargs="+", default=list(GENERATORS), metavar="NAME", help=f"which: {', '.join(GENERATORS)}"
+        "--schedules",
+        nargs="+",
+        default=list(GENERATORS),
+        metavar="NAME",
+        help=f"which: {', '.join(GENERATORS)}, or functions MODULE.FUNCTION (default: all of the names)",
     )
     parser.add_argument("--forward", type=_number, default=Fraction(1), metavar="COST", help="t_F (default: 1)")
     parser.add_argument("--backward", type=_number, default=Fraction(2), metavar="COST", help="t_B (default: 2)")
@@ -133,22 +139,23 @@ def _virtual_stages(name: str, asked: int) -> int:
     return {"interleaved": asked, "zb-v": 2}.get(name, 1)
 
 
-def _combinations(options: argparse.Namespace) -> tuple[list[tuple[str, int, int]], list[str]]:
+def _combinations(options: argparse.Namespace) -> tuple[list[tuple[str | Generator, int, int]], list[str]]:
     """(schedule, P, V) that can be, and why others cannot; an error if none can, or a number is no number of stages."""
-    possible, notes = [], []
+    possible: list[tuple[str | Generator, int, int]] = []
+    notes = []
     for stages in options.num_stages:
         for name in options.schedules:
+            schedule = find_schedule(name)
             virtual = _virtual_stages(name, options.num_virtual_stages)
-            numbers = {"num_stages": stages, "num_micro_batches": 1, "num_virtual_stages": virtual}
             try:
-                make_schedule(name, **numbers)
+                make_schedule(schedule, num_stages=stages, num_micro_batches=1, num_virtual_stages=virtual)
             except ScheduleError as error:
                 # What one schedule alone cannot have is a note; what none can have is a mistake.
-                if name not in GENERATORS or stages < 1 or virtual < 1:
+                if schedule not in GENERATORS or stages < 1 or virtual < 1:
                     raise
                 notes.append(f"left out: {error}")
             else:
-                possible.append((name, stages, virtual))
+                possible.append((schedule, stages, virtual))
     if not possible:
         raise ScheduleError(notes[0].removeprefix("left out: "))
     return possible, notes
@@ -159,8 +166,8 @@ def _sweep(options: argparse.Namespace, work: Work) -> tuple[list[dict[str, obje
         make_schedule("gpipe", num_stages=1, num_micro_batches=count)
     combinations, notes = _combinations(options)
     rows = [
-        compare(name, stages, count, virtual, work)
-        for name, stages, virtual in combinations
+        compare(schedule, stages, count, virtual, work)
+        for schedule, stages, virtual in combinations
         for count in options.num_micro_batches
     ]
     lines = _heading(work)
@@ -171,13 +178,16 @@ def _sweep(options: argparse.Namespace, work: Work) -> tuple[list[dict[str, obje
     return [_as_dict(row, work) for row in rows], "\n".join(lines + _closing(rows, notes))
 
 
+def _name(row: Comparison) -> str:
+    return row.schedule if row.flush else row.schedule + " *"
+
+
 def _line(row: Comparison) -> str:
     peak = str(row.peak_live)
     if row.num_virtual_stages > 1:
         peak += f" [{float(row.peak_live_ranks):g}]"
-    name = row.schedule if row.flush else row.schedule + " *"
     return (
-        f"{name:<12} {row.num_virtual_stages:>2} {row.num_micro_batches:>5} {100 * float(row.bubble):>6.1f}% "
+        f"{_name(row):<12} {row.num_virtual_stages:>2} {row.num_micro_batches:>5} {100 * float(row.bubble):>6.1f}% "
         f"{100 * float(row.bubble_of_ideal):>8.1f}% {100 * float(row.utilisation):>11.1f}% {peak:>12} "
         f"{float(row.relative_step_time):>10.3f}"
     )
@@ -195,12 +205,13 @@ def _targets(options: argparse.Namespace, work: Work) -> tuple[list[dict[str, ob
     ]
     table: list[dict[str, object]] = []
     rows = []
-    for name, stages, virtual in combinations:
-        found = smallest_for_bubble(name, stages, virtual, work, target)
+    for schedule, stages, virtual in combinations:
+        found = smallest_for_bubble(schedule, stages, virtual, work, target)
         below = found
         if found is not None and found.bubble == target:
-            below = smallest_for_bubble(name, stages, virtual, work, target, strictly=True)
-        start = f"{name + ('' if name != 'pipedream' else ' *'):<12} {virtual:>2} {stages:>4}"
+            below = smallest_for_bubble(schedule, stages, virtual, work, target, strictly=True)
+        one = found or compare(schedule, stages, 1, virtual, work)
+        start = f"{_name(one):<12} {virtual:>2} {stages:>4}"
         if found is None:
             lines.append(f"{start} {'none':>6}")
         else:
@@ -210,7 +221,7 @@ def _targets(options: argparse.Namespace, work: Work) -> tuple[list[dict[str, ob
                 f"{start} {found.num_micro_batches:>6} {100 * float(found.bubble):>7.2f}% {found.peak_live:>10} "
                 f"{strictly:>15}".rstrip()
             )
-        entry = _as_dict(found or compare(name, stages, 1, virtual, work), work)
+        entry = _as_dict(one, work)
         if found is None:
             entry |= dict.fromkeys(_FIGURES)
         table.append({**entry, "target": float(target), "strictly_below": below.num_micro_batches if below else None})
@@ -247,6 +258,7 @@ def _as_dict(row: Comparison, work: Work) -> dict[str, object]:
         "peak_live": row.peak_live,
         "peak_live_ranks": float(row.peak_live_ranks),
         "relative_step_time": float(row.relative_step_time),
+        "flush": row.flush,
         "provenance": "simulated",
     }
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
 from repro.report.timeline import draw
-from repro.schedules import GENERATORS, Generator, Kind, Remat, Timeline, make_schedule, simulate, staleness
+from repro.schedules import GENERATORS, Kind, Remat, Timeline, make_schedule, simulate, staleness
 
 from .cost_files import Cost, read_costs
+from .naming import find_schedule
 
 _DESCRIPTION = """\
 Draw a pipeline schedule: one row per rank, time from left to right, dots where the rank idles. It is simulated from
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if virtual is None:
         virtual = 2 if options.name == "zb-v" else 1
     schedule = make_schedule(
-        _find(options.name),
+        find_schedule(options.name),
         num_stages=options.num_stages,
         num_micro_batches=micro_batches,
         num_virtual_stages=virtual,
@@ -70,21 +69,6 @@ def main(argv: Sequence[str]) -> int:
         if not options.json:
             print(f"drawn      {options.svg}")
     return 0
-
-
-def _find(name: str) -> str | Generator:
-    """A name of a schedule, or the function ``module.function``."""
-    module, dot, function = name.rpartition(".")
-    if name in GENERATORS or not dot:
-        return name
-    try:
-        found: Any = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"schedule {name}: there is no such function ({error})") from None
-    if not callable(found):
-        raise UserError(f"schedule {name}: this is no function but a {type(found).__name__}")
-    generator: Generator = found
-    return generator
 
 
 def _costs(options: argparse.Namespace, num_stages: int) -> dict[str, Cost]:

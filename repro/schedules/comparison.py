@@ -7,10 +7,10 @@ from fractions import Fraction
 from math import ceil, lcm
 
 from .actions import Remat, ScheduleError
-from .registry import GENERATORS, make_schedule
+from .registry import Generator, make_schedule
 from .replay import Time
 from .simulate import simulate
-from .theory import predict
+from .theory import FORMS, predict
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,33 @@ class Comparison:
         return 1 - self.bubble
 
 
-def compare(name: str, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work) -> Comparison:
+def compare(
+    schedule: str | Generator, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work
+) -> Comparison:
     """Figures of one schedule, by its closed form where there is one for these costs, else by replaying it.
+
+    Args:
+        schedule: a name, or a function with the signature of ``Generator``.
+        num_stages: K.
+        num_micro_batches: M.
+        num_virtual_stages: V.
+        work: what a micro-batch costs a rank.
 
     Raises:
         ScheduleError: the schedule cannot have these numbers.
     """
-    flush = name != "pipedream"
-    makespan, busy, peaks = _time(name, num_stages, num_micro_batches, num_virtual_stages, work)
-    if not flush:
+    # What the constructor refuses shows with one micro-batch, at no cost.
+    smallest = make_schedule(
+        schedule, num_stages=num_stages, num_micro_batches=1, num_virtual_stages=num_virtual_stages
+    )
+    makespan, busy, peaks = _time(schedule, num_stages, num_micro_batches, num_virtual_stages, work)
+    if not smallest.flush:
         # A longer stream takes only its work longer: what idles is the one ramp at its start and end.
-        twice, twice_busy, _ = _time(name, num_stages, 2 * num_micro_batches, num_virtual_stages, work)
+        twice, twice_busy, _ = _time(schedule, num_stages, 2 * num_micro_batches, num_virtual_stages, work)
         makespan, busy = twice - makespan, twice_busy - busy
     peak = max(peaks)
     return Comparison(
-        schedule=name,
+        schedule=smallest.name,
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
         num_virtual_stages=num_virtual_stages,
@@ -90,12 +102,18 @@ def compare(name: str, num_stages: int, num_micro_batches: int, num_virtual_stag
         peak_live=peak,
         peak_live_ranks=Fraction(peak, num_virtual_stages),
         relative_step_time=makespan / (num_micro_batches * (work.forward + work.backward)),
-        flush=flush,
+        flush=smallest.flush,
     )
 
 
 def smallest_for_bubble(
-    name: str, num_stages: int, num_virtual_stages: int, work: Work, target: Fraction, *, strictly: bool = False
+    schedule: str | Generator,
+    num_stages: int,
+    num_virtual_stages: int,
+    work: Work,
+    target: Fraction,
+    *,
+    strictly: bool = False,
 ) -> Comparison | None:
     """The schedule with the smallest M whose bubble is at most (or ``strictly`` below) ``target``.
 
@@ -114,7 +132,7 @@ def smallest_for_bubble(
     per_micro_batch = work.forward + work.backward + (work.forward if work.remat is not Remat.NEVER else 0)
     count = 1
     while count <= limit:
-        found = compare(name, num_stages, count, num_virtual_stages, work)
+        found = compare(schedule, num_stages, count, num_virtual_stages, work)
         if found.bubble < target or (found.bubble == target and not strictly):
             return found
         makespan = found.relative_step_time * count * (work.forward + work.backward)
@@ -123,37 +141,40 @@ def smallest_for_bubble(
 
 
 def _time(
-    name: str, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work
+    schedule: str | Generator, num_stages: int, num_micro_batches: int, num_virtual_stages: int, work: Work
 ) -> tuple[Fraction, Fraction, tuple[int, ...]]:
     """Makespan, time at work and peaks of one step, exactly."""
-    # The constructor's refusals cost nothing at M = 1; whole numbers instead of fractions make the replay fast.
-    make_schedule(name, num_stages=num_stages, num_micro_batches=1, num_virtual_stages=num_virtual_stages)
+    # Whole numbers instead of fractions make the replay fast.
     scale = lcm(work.forward.denominator, work.backward.denominator) * 2 * num_virtual_stages
     forward, backward = (int(cost * scale / num_virtual_stages) for cost in (work.forward, work.backward))
     recomputed = sum(work.remat.recomputes(index, num_micro_batches) for index in range(num_micro_batches))
     busy = num_virtual_stages * (num_micro_batches * (forward + backward) + recomputed * forward)
-    costs = (forward, backward, forward, backward // 2)
-    try:
-        makespan, peaks = _predicted(name, num_stages, num_micro_batches, num_virtual_stages, work.remat, costs)
-    except ScheduleError:
-        timeline = simulate(GENERATORS[name](num_stages, num_micro_batches, num_virtual_stages, work.remat), *costs)
-        makespan, peaks = timeline.makespan, timeline.peak_live
+    makespan, peaks = _makespan(
+        schedule, num_stages, num_micro_batches, num_virtual_stages, work.remat, forward, backward
+    )
     return Fraction(makespan) / scale, Fraction(busy, scale), peaks
 
 
-def _predicted(
-    name: str, stages: int, count: int, virtual: int, remat: Remat, costs: tuple[int, int, int, int]
+def _makespan(
+    schedule: str | Generator, stages: int, count: int, virtual: int, remat: Remat, forward: int, backward: int
 ) -> tuple[Time, tuple[int, ...]]:
-    forward, backward, recompute, weight = costs
-    found = predict(
-        name,
-        stages,
-        count,
-        num_virtual_stages=virtual,
-        remat=remat,
-        forward=forward,
-        backward=backward,
-        recompute=recompute,
-        weight=weight,
-    )
-    return found.makespan, found.peak_live
+    if schedule in FORMS:
+        try:
+            found = predict(
+                str(schedule),
+                stages,
+                count,
+                num_virtual_stages=virtual,
+                remat=remat,
+                forward=forward,
+                backward=backward,
+                recompute=forward,
+                weight=backward // 2,
+            )
+        except ScheduleError:
+            pass  # no closed form for these costs
+        else:
+            return found.makespan, found.peak_live
+    built = make_schedule(schedule, num_stages=stages, num_micro_batches=count, num_virtual_stages=virtual, remat=remat)
+    timeline = simulate(built, forward, backward, forward, backward // 2)
+    return timeline.makespan, timeline.peak_live

@@ -86,10 +86,13 @@ def test_a_function_of_ones_own(
     monkeypatch.syspath_prepend(str(tmp_path))
     code, out, _ = run(capsys, "mine_of_the_tests.mine", "-K", "2", "-M", "2")
     assert code == 0 and out.startswith("mine: K = 2")
+    assert main(["bubble", "-P", "2", "-M", "2", "--schedules", "mine_of_the_tests.mine", "1f1b"]) == 0
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert rows[0].split()[0] == "mine" and rows[0].split()[1:] == rows[1].split()[1:]
     for name, part in (
         ("mine_of_the_tests.yours", "no such function"),
         ("nowhere_at_all.mine", "no such function"),
-        ("mine_of_the_tests.number", "no function but a int"),
+        ("mine_of_the_tests.number", "not a function but of type int"),
     ):
         code, _, err = run(capsys, name)
         assert code == 2 and part in err and name in err

@@ -110,9 +110,12 @@ UNIT_COSTS = {"forward": 1, "backward": 2, "weight": 1, "recompute": 1}  # whole
 
 
 @pytest.mark.parametrize("virtual", range(1, 5))
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "pipedream"])
 def test_every_schedule_equals_the_simulator_with_unit_costs(name: str, virtual: int) -> None:
-    """K to 16 and M to 64; with R all M up to 2 K + 1, from where on nothing new comes, and the largest."""
+    """K to 16 and M to 64; with R all M up to 2 K + 1, from where on nothing new comes, and the largest.
+
+    PipeDream has 1F1B's forms and 1F1B's order.
+    """
     for num_stages, remat in itertools.product(range(1, 17), Remat):
         if sizes(name, num_stages, virtual):
             counts = [m for m in range(1, 65) if remat is Remat.NEVER or m <= 2 * num_stages + 1 or m == 64]
@@ -140,6 +143,13 @@ def test_closed_forms_hold_for_the_costs_that_they_name(name: str, costs: dict[s
         for remat in Remat:
             if sizes(name, num_stages, virtual):
                 assert_as_predicted(name, (num_stages, num_micro_batches, virtual), remat, costs)
+
+
+def test_pipedream_has_the_order_of_1f1b() -> None:
+    assert FORMS["pipedream"] == FORMS["1f1b"]
+    for num_stages, num_micro_batches, remat in itertools.product(range(1, 17), (1, 2, 7, 16, 33, 64), Remat):
+        ours, theirs = (GENERATORS[name](num_stages, num_micro_batches, 1, remat) for name in ("pipedream", "1f1b"))
+        assert (ours.actions, ours.placement) == (theirs.actions, theirs.placement)
 
 
 def test_chimera_with_equal_forward_and_backward() -> None:
