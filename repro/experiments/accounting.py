@@ -39,7 +39,8 @@ class Breakdown:
         communication: what messages and the engine's work between actions add to the step.
         weight_update: of the optimizer.
         setup: the rest: reading the batch and bringing it to its stages, adding up gradients, sharing the loss.
-        total: ranks x step time, the sum of all.
+        total: ranks x step time, the sum of all above.
+        between_stages: the part of ``load_imbalance`` that stages with their mean costs have; the rest is noise.
     """
 
     computation: float
@@ -50,6 +51,7 @@ class Breakdown:
     weight_update: float
     setup: float
     total: float
+    between_stages: float = 0.0
 
     def shares(self) -> dict[str, float]:
         """By the names of ``PARTS``, shares of the total."""
@@ -84,6 +86,7 @@ def break_down(
     computation = sum(seconds.values()) - recompute
     actual = makespan(schedule, seconds)
     balanced = min(makespan(schedule, _means(seconds)), actual)
+    uneven = min(max(makespan(schedule, _means(seconds, by_stage=True)), balanced), actual)
     update = sum(end - start for start, end in updates)
     # A rank that has ended its last B updates its weights while others are still at work: in its bubble.
     hidden = sum(max(0.0, min(end, last) - max(start, first)) for start, end in updates)
@@ -98,7 +101,10 @@ def break_down(
         hidden -= taken
     total = ranks * (ended - begun)
     setup = total - computation - recompute - sum(idle.values()) - update
-    return Breakdown(computation, recompute, **idle, weight_update=update, setup=setup, total=total)
+    between = min(ranks * (uneven - balanced), idle["load_imbalance"])
+    return Breakdown(
+        computation, recompute, **idle, weight_update=update, setup=setup, total=total, between_stages=between
+    )
 
 
 def durations(schedule: Schedule, events: Sequence[Event]) -> dict[Action, float]:
@@ -134,9 +140,14 @@ def _needed(action: Action, last: int, ends: Mapping[Action, float]) -> list[flo
     return []
 
 
-def _means(seconds: Mapping[Action, float]) -> dict[Action, float]:
-    by_kind: dict[Kind, list[float]] = {}
+def _means(seconds: Mapping[Action, float], *, by_stage: bool = False) -> dict[Action, float]:
+    """Every action with the mean of its kind, over all stages or its own."""
+
+    def group(action: Action) -> tuple[Kind, int]:
+        return action.kind, action.stage if by_stage else 0
+
+    groups: dict[tuple[Kind, int], list[float]] = {}
     for action, value in seconds.items():
-        by_kind.setdefault(action.kind, []).append(value)
-    means = {kind: statistics.fmean(values) for kind, values in by_kind.items()}
-    return {action: means[action.kind] for action in seconds}
+        groups.setdefault(group(action), []).append(value)
+    means = {key: statistics.fmean(values) for key, values in groups.items()}
+    return {action: means[group(action)] for action in seconds}

@@ -14,6 +14,7 @@ from .step_rows import Ran
 from .tracing_overhead import PLAIN, TRACED, OverheadPlan
 from .turns import median_and_spread, paired_ratios
 
+BETWEEN_STAGES = "of that, between stages"
 _STANDARD_ERROR = 1.2533 * 2 / 1.349
 """Of the median of n normal values: this times half their interquartile range / sqrt(n)."""
 
@@ -26,6 +27,11 @@ def share_rows(ran: Ran, experiment: str) -> tuple[list[Row], Check]:
     for part in PARTS:
         _, spread = median_and_spread([one.shares()[part] for one in found])
         made.append(ran.row(experiment, "share", chosen[part], "1", spread=spread, part=part))
+    between = [one.between_stages / one.total for one in found]
+    spread = median_and_spread(between)[1]
+    made.append(
+        ran.row(experiment, "share_between_stages", between[ran.median_step()], "1", spread=spread, part=BETWEEN_STAGES)
+    )
     made.append(ran.median_row(experiment, "step_time", [one.total / ran.plan.num_stages for one in found], "s"))
     total = sum(chosen.values())
     name = f"{made[0].model}, K = {ran.plan.num_stages}, M = {ran.cell.num_micro_batches}"

@@ -30,11 +30,11 @@ _PARTS = {
 _TEXT = (
     "Ranks x step time of one training step, dealt out to causes, from its trace. Computation is F and B, recompute R. "
     "The bubble is what a pipeline of equal stages with the same mean costs leaves idle (less the weight updates that "
-    "run in it), load imbalance what unequal actions add to that (stages of unequal cost and, on a shared machine, "
-    "noise), communication what messages and the engine's own work between actions (and, where other work shares the "
-    "cores, waits for one) add to the replay of the step without messages. Weight update is the optimizer's; setup is "
-    "the rest: reading the batch and bringing it to its stages, adding up gradients, sharing the loss. The parts add "
-    "up to all of the time.\n\n"
+    "run in it), load imbalance what unequal actions add to that (between stages: what their mean costs have; the rest "
+    "is noise from action to action), communication what messages and the engine's own work between actions (and, "
+    "where other work shares the cores, waits for one) add to the replay of the step without messages. Weight update "
+    "is the optimizer's; setup is the rest: reading the batch and bringing it to its stages, adding up gradients, "
+    "sharing the loss. The parts add up to all of the time.\n\n"
     "Measured models are scaled down, and compute on the hardware, where each stage can have a core or GPU; emulated "
     "ones are the paper's at full size: each layer waits in proportion to its FLOPs, messages are small, and nothing "
     "is updated (their weight update is not emulated). The paper's run is not described: K = 2 from its text, neither "
@@ -51,6 +51,9 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
     table = []
     for part in _PARTS:
         mine = [next(r for r in rows if run_of(r) == run and r.params.get("part") == part) for run in runs]
+        if part == "communication":  # below the imbalance, of which it is a part
+            uneven = [next(r for r in rows if run_of(r) == run and r.metric == "share_between_stages") for run in runs]
+            table.append(["of that, between stages", NOTHING, *(_percent(row) for row in uneven)])
         table.append([part, f"{paper[part]}%" if part in paper else NOTHING, *(_percent(row) for row in mine)])
     grid = Grid(
         "Shares of ranks x step time",

@@ -60,6 +60,7 @@ def test_every_cause_gets_its_own_time() -> None:
     # (K - 1)(t_F + t_B) idle on each rank, less the half second in which rank 1 updated already.
     assert found.bubble == pytest.approx(2 * 4.5 - 0.5)
     assert found.load_imbalance == pytest.approx(2 * (float(timeline.makespan) - 5 * 4.5))
+    assert found.between_stages == pytest.approx(found.load_imbalance)
     assert found.communication == pytest.approx(2 * 0.5)
     assert found.setup == pytest.approx(2 * 1.25 - 1.0)
     assert found.total == pytest.approx(2 * (span + 1.25))
@@ -95,6 +96,22 @@ def test_the_parts_add_up_and_none_is_negative(
     shares = found.shares()
     assert sum(shares.values()) == pytest.approx(1.0)
     assert min(shares.values()) >= -1e-9
+
+
+def test_noise_is_no_imbalance_between_stages() -> None:
+    schedule = make_schedule("gpipe", num_stages=2, num_micro_batches=4)
+    events = events_of(simulate(schedule, forward=1.0, backward=2.0))
+    # The first F of the first stage takes longer, the second is faster: the mean is as before, the step is longer.
+    longer = {0: 0.5, 1: -0.5}
+    noisy = [
+        replace(e, end=e.end + longer[e.micro_batch])
+        if (e.kind, e.stage) == ("F", 0) and e.micro_batch in longer
+        else e
+        for e in events
+    ]
+    found = break_down(schedule, noisy, begun=0.0, ended=max(event.end for event in noisy))
+    assert found.load_imbalance == pytest.approx(2 * 0.5)
+    assert found.between_stages == pytest.approx(0.0)
 
 
 def test_the_replay_of_a_trace_is_what_the_simulator_gives() -> None:

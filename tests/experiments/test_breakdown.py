@@ -59,7 +59,7 @@ def test_shares_add_up_and_tracing_must_be_cheap(traced: float, passes: bool) ->
         assert shares["bubble"].provenance is (Provenance.EMULATED if emulated else Provenance.MEASURED)
     assert [check.passed for check in checks] == [True] * 4 + [True, passes]
     assert {row.metric for row in rows} == {
-        "share", "step_time", "action", "transfer", "step_time_ratio", "recorder_time",
+        "share", "share_between_stages", "step_time", "action", "transfer", "step_time_ratio", "recorder_time",
     }  # fmt: skip
 
 
