@@ -67,6 +67,7 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
 
 def _plans(request: Request) -> dict[str, RematPlan]:
     device = request.device.split(",")[0]
+    smaller = 2 if request.scale == "smoke" else 1
     made = {}
     for name, model in MODELS.items():
         for stages in request.num_stages or _STAGES[request.scale]:
@@ -80,7 +81,7 @@ def _plans(request: Request) -> dict[str, RematPlan]:
             for micro_batches in request.num_micro_batches or _MICRO_BATCHES[request.scale]:
                 rounds = _LIMIT_ROUNDS if (name, stages, micro_batches) == LIMIT_CELL else _ROUNDS
                 made[f"{name}-K{stages}-M{micro_batches}"] = RematPlan(
-                    model=replace(model, batch_size=max(model.batch_size, micro_batches)),
+                    model=replace(model, batch_size=max(model.batch_size // smaller, micro_batches)),
                     num_stages=stages,
                     num_micro_batches=micro_batches,
                     processes=device == "cpu" and stages > 1,

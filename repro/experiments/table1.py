@@ -163,7 +163,7 @@ def _full_size_rows(model: str, result: Mapping[str, Any]) -> list[Row]:
 def _count_check(model: str, count: Mapping[str, Any]) -> Check:
     ours, printed = count["parameters"], count["published"]
     size = ", ".join(str(number) for number in count["size"])
-    name = f"{model} ({size}): {ours:,} parameters, the paper prints {as_printed(printed)}"
+    name = f"{model} ({size}): {ours:,} parameters, the paper has {printed / 1e6:,g}M"
     if model == TRANSFORMER:
         return Check(f"{name}, equal to the printed digits", as_printed(ours) == as_printed(printed))
     allowed = COARSE_TOLERANCE.get(tuple(count["size"]), COUNT_TOLERANCE)

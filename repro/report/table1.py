@@ -9,7 +9,7 @@ from typing import Any
 
 from repro.datasets.paper import published
 from repro.experiments.rows import Provenance, Row
-from repro.experiments.table1 import AMOEBANET, TRANSFORMER, Variant, as_printed
+from repro.experiments.table1 import AMOEBANET, TRANSFORMER, Variant
 
 from .lines import NOTHING, Figure, Line, Section, find_row
 from .loading import Results
@@ -57,7 +57,7 @@ def _counts(rows: list[Row], others: list[Row]) -> Section:
             if shown is not None:
                 own, other, row = shown
                 what = f"{model} {_size(row)}: parameters ({name})"
-                lines.append(Line(what, _SIMULATED, own, other, as_printed(float(column["parameters"] or 0))))
+                lines.append(Line(what, _SIMULATED, own, other, _published_count(column)))
     text = (
         "Counted exactly, every layer built at full size on the meta device (no memory is used). "
         f"{_claims_text()} The Transformer's counts are right to the printed digits with untied tables for embedding "
@@ -302,6 +302,11 @@ def _paper_size(column: dict[str, Any]) -> str:
 
 def _found(row: Row) -> str:
     return _size(row) if row.params.get("size") else "none fits"
+
+
+def _published_count(column: dict[str, Any]) -> str:
+    parameters = float(column["parameters"])
+    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
 
 
 def _count(row: Row) -> str:
