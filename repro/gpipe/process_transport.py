@@ -25,10 +25,10 @@ from .wire import (
     TalkingTo,
     TensorSpec,
     absent,
-    as_bytes,
     empty_frames,
     is_absent,
     spec_of,
+    start_receive,
 )
 
 _AHEAD = 2
@@ -63,12 +63,7 @@ class _Inbox:
     def post(self, spec: BoundarySpec, device: torch.device, place: Place | None = None, *, due: bool = False) -> None:
         """Posts the receives of the next message."""
         buffers, tensors = empty_frames(spec.tensors, device)
-        works: list[dist.Work] = []
-        for buffer in buffers:
-            with TalkingTo(self.source):
-                work = dist.irecv(as_bytes(buffer), src=self.source, group=self.group)
-            assert work is not None
-            works.append(work)
+        works = [start_receive(buffer, self.source, self.group) for buffer in buffers]
         self.count += 1
         posted = _Posted(works, elements(spec.assemble(tensors)), spec, place, due)
         self.posted[self.unposted.popleft()] = posted

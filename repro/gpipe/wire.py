@@ -142,7 +142,7 @@ def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor for tensor in tensors if tensor.numel()]
     piece = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
     for tensor, part in zip(tensors, piece.split(sizes), strict=True):
-        part[: tensor.nbytes].copy_(as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+        part[: tensor.nbytes].copy_(as_bytes(plain(tensor)))
     return [piece]
 
 
@@ -160,6 +160,27 @@ def empty_frames(specs: Sequence[TensorSpec], device: torch.device) -> tuple[lis
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor's values in memory as they are read, in order."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.detach().contiguous()
+
+
+def start_receive(into: Tensor, source: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+    """Posts the receive of what global rank ``source`` sends with ``Sender.send``; ``into`` is contiguous.
+
+    The group's own call, as ``dist.irecv`` makes it: what that adds (logging, look-ups) costs more than the call.
+    """
+    with TalkingTo(source):
+        return group.recv([_as_sent(into)], dist.get_group_rank(group, source), tag)
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    # gloo sends bytes whatever their dtype; NCCL does not know every dtype.
+    return tensor if tensor.device.type == "cpu" else as_bytes(tensor)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -187,10 +208,9 @@ class Sender:
         """Starts to send ``tensor`` to global rank ``destination``."""
         if tensor.numel() == 0:
             return
-        whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        whole = plain(tensor)
         with TalkingTo(destination):
-            work = dist.isend(as_bytes(whole), destination, group=group, tag=tag)
-        assert work is not None
+            work = group.send([_as_sent(whole)], dist.get_group_rank(group, destination), tag)
         if whole.device.type != "cpu":
             self._kept.append((work, whole))
             return
@@ -285,10 +305,7 @@ class Mailbox:
 
     def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
         frame = torch.empty(size, dtype=torch.uint8)
-        with TalkingTo(source):
-            work = dist.irecv(frame, src=source, group=self._group, tag=_MAIL)
-        assert work is not None
-        return work, frame
+        return start_receive(frame, source, self._group, _MAIL), frame
 
 
 def receive_boundary(source: int, mail: Mailbox, group: dist.ProcessGroup, device: torch.device) -> Boundary:
@@ -301,5 +318,5 @@ def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, d
     buffers, tensors = empty_frames(spec.tensors, device)
     for buffer in buffers:
         with TalkingTo(source):
-            dist.recv(as_bytes(buffer), src=source, group=group)
+            start_receive(buffer, source, group).wait()
     return spec.assemble(tensors)
