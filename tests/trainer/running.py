@@ -35,6 +35,7 @@ class Pipeline:
     local: bool = False
     remat: str = "always"
     partition: tuple[int, ...] | str | None = None
+    schedule: str = "gpipe"
 
     @property
     def processes(self) -> int:
@@ -49,6 +50,7 @@ class Pipeline:
         return GPipeStrategy(
             num_stages=self.num_stages,
             num_micro_batches=self.num_micro_batches,
+            schedule=self.schedule,
             num_virtual_stages=self.num_virtual_stages,
             data_parallel_size=self.data_parallel_size,
             remat=self.remat,
@@ -62,6 +64,7 @@ class Pipeline:
         parts += [f"V{self.num_virtual_stages}"] if self.num_virtual_stages > 1 else []
         parts += [f"D{self.data_parallel_size}"] if self.data_parallel_size > 1 else []
         parts += ["local"] if self.local else []
+        parts += [self.schedule] if self.schedule != "gpipe" else []
         return "-".join(parts)
 
 

@@ -21,6 +21,7 @@ PIPELINES = (
     Pipeline(2, data_parallel_size=2),
     Pipeline(4, local=True),
     Pipeline(2, num_virtual_stages=2),
+    Pipeline(2, num_virtual_stages=2, schedule="zb-v"),
 )
 
 

@@ -48,6 +48,14 @@ CHAINS = {
     "workers": Chain((K2, ONE), (3,), workers=2),
     "in order": Chain((K2, K3), (3,), shuffle=False, scheduler="epoch"),
     "virtual stages": Chain((K3, Pipeline(2, num_virtual_stages=2), Pipeline(4, local=True)), (3, 6)),
+    "schedules": Chain(
+        (
+            Pipeline(2, num_virtual_stages=2, schedule="zb-v"),
+            Pipeline(3, schedule="1f1b"),
+            Pipeline(2, schedule="zb-h1", remat="never"),
+        ),
+        (3, 6),
+    ),
     "replicas": Chain((K2, Pipeline(2, data_parallel_size=2), K3), (3, 6), layers="plain"),
     "from replicas": Chain((Pipeline(2, data_parallel_size=2), ONE), (8,), layers="plain"),
     "plateau": Chain((K3, K2, ONE), (3, 8), scheduler="plateau"),
