@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
     paper = {str(row["part"]): row["percent"] for row in published("breakdown")}
     table = []
     for part in _PARTS:
-        mine = [next(r for r in rows if run_of(r) == run and r.params.get("part") == part) for run in runs]
+        mine = [find_row(rows, partial(_is, run=run, part=part)) for run in runs]
         if part == "communication":  # below the imbalance, of which it is a part
-            uneven = [next(r for r in rows if run_of(r) == run and r.metric == "share_between_stages") for run in runs]
+            uneven = [find_row(rows, partial(_between_stages, run=run)) for run in runs]
             table.append(["of that, between stages", NOTHING, *(_percent(row) for row in uneven)])
         table.append([part, f"{paper[part]}%" if part in paper else NOTHING, *(_percent(row) for row in mine)])
     grid = Grid(
@@ -143,6 +144,10 @@ def _in_microseconds(known: Line, rows: Sequence[Row], others: Sequence[Row]) ->
 
 def _is(row: Row, run: Any, part: str) -> bool:
     return row.metric == "share" and run_of(row) == run and row.params.get("part") == part
+
+
+def _between_stages(row: Row, run: Any) -> bool:
+    return row.metric == "share_between_stages" and run_of(row) == run
 
 
 def _line(what: str, rows: Sequence[Row], others: Sequence[Row], select: Any, paper: str) -> Line | None:
