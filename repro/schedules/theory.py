@@ -79,7 +79,7 @@ def predict(
     remat: Remat | str = Remat.NEVER,
     forward: Time = 1,
     backward: Time = 2,
-    recompute: Time = 1,
+    recompute: Time = 0,
     weight: Time | None = None,
 ) -> Prediction:
     """Makespan, bubble and peak of one step by the closed forms; costs as in ``simulate``, all stages alike.

@@ -137,13 +137,14 @@ def chimera(case: Case) -> Time:
     ranks, unit = case.num_stages, case.forward
     if ranks == 1:
         return case.busy
+    recomputes = case.remat is not Remat.NEVER and case.recompute != 0
     before, rest = divmod(case.num_micro_batches - 1, ranks)
     rest += 1
-    if case.backward == unit and not case.num_recomputed:
+    if case.backward == unit and not recomputes:
         return case.busy + (2 * (ranks - 1) - rest // 2 * 2) * unit
-    if case.backward == 2 * unit and (not case.num_recomputed or case.recompute == unit):
+    if case.backward == 2 * unit and (not recomputes or case.recompute == unit):
         first = 3 * (ranks - 1) - rest + (1 if rest % 2 else -1)
-        fits = before > 0 and ranks > 2 and rest < ranks - (case.remat is Remat.NEVER)
+        fits = before > 0 and ranks > 2 and rest < ranks - (not recomputes)
         return case.busy + (first + before * (ranks - 2) - fits) * unit
     raise ScheduleError(
         f"forward={case.forward}, backward={case.backward}, recompute={case.recompute}: the closed forms of 'chimera' "

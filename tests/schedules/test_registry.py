@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Collection
+from itertools import product
 from typing import Any
 
 import pytest
@@ -120,6 +121,20 @@ def test_every_schedule_has_a_row() -> None:
 def test_zb_v_is_placed_in_a_v() -> None:
     schedule = make_schedule("zb-v", num_stages=3, num_micro_batches=5, num_virtual_stages=2)
     assert schedule.placement == ((0,), (1,), (2,), (2,), (1,), (0,))
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_every_small_size_runs_to_its_end(name: str) -> None:
+    for num_stages, num_micro_batches, virtual in product(range(1, 9), range(1, 17), range(1, 4)):
+        for remat in Remat if num_micro_batches % 4 == 1 else (Remat.NEVER,):
+            if virtual in VIRTUAL_STAGES.get(name, ()) and sizes(name, num_stages, virtual):
+                make_schedule(
+                    name,
+                    num_stages=num_stages,
+                    num_micro_batches=num_micro_batches,
+                    num_virtual_stages=virtual,
+                    remat=remat,
+                )
 
 
 @settings(max_examples=150)
