@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from repro.datasets.paper import published
@@ -13,6 +13,7 @@ from repro.planning.partition import stage_costs
 from repro.schedules import Remat
 
 from .checks import Check
+from .link import Link
 from .rows import Provenance, Row
 from .sweep import Request
 from .throughput import (
@@ -26,12 +27,13 @@ from .throughput import (
 )
 from .throughput_table import REMATS, SEPARATE, SIZES, WHOLE, Table, TableRow, choose
 
-STEP, RATIO, IDEAL, OFF, IMBALANCE = (
+STEP, RATIO, IDEAL, OFF, IMBALANCE, LINK = (
     "step_time",
     "throughput_ratio",
     "ideal_ratio",
     "emulated_over_simulated",
     "imbalance",
+    "link_share",
 )
 _ROUNDING = 0.02
 """By how much what was measured before a step, latency and lateness of waits, may be above what it was in the step."""
@@ -70,8 +72,14 @@ def _simulated(table: Table, row: TableRow) -> Iterator[Row]:
                 seconds = simulated_step(setting, cell, remat)
                 ratio = relative_throughput(cell, seconds, row.base, base)
                 ideal = relative_throughput(cell, ideal_step(setting, cell, remat), row.base, base_ideal)
+                free = simulated_step(replace(setting, link=Link("free", 0.0, 1e30)), cell, remat)
                 params = _params(row, setting, cell.num_stages, layers)
-                for metric, value, unit in ((STEP, seconds, "s"), (RATIO, ratio, "1"), (IDEAL, ideal, "1")):
+                for metric, value, unit in (
+                    (STEP, seconds, "s"),
+                    (RATIO, ratio, "1"),
+                    (IDEAL, ideal, "1"),
+                    (LINK, 1 - free / seconds, "1"),
+                ):
                     yield _row(table, row, cell, remat, Provenance.SIMULATED, metric, value, unit, **params)
     yield from _others_balance(table, row)
 

@@ -6,30 +6,32 @@ from collections.abc import Iterator, Sequence
 
 from repro.datasets.paper import published
 from repro.experiments.rows import Provenance, Row
-from repro.experiments.throughput_rows import IDEAL, IMBALANCE, RATIO
-from repro.experiments.throughput_table import WHOLE
+from repro.experiments.throughput_rows import IDEAL, IMBALANCE, LINK, RATIO
+from repro.experiments.throughput_table import SEPARATE, WHOLE
 from repro.schedules import Remat, bubble
 
 
 def explanation(name: str, model: str, rows: Sequence[Row]) -> list[str]:
     """Paragraphs, as many as the rows give figures for."""
-    return [*_bubble(model, rows), *_imbalance(name, model, rows), *_above(name, model, rows)]
+    makers = (_bubble, _imbalance, _micro_batches, _link, _above)
+    return [text for make in makers for text in make(name, model, rows)]
 
 
-def _bubble(model: str, rows: Sequence[Row]) -> Iterator[str]:
+def _bubble(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
     cells = _ratios(model, rows, Provenance.SIMULATED, RATIO, Remat.NEVER)
     if not cells:
         return
     most = max(k for k, _ in cells)
     idle = [f"{bubble(most, m):.0%} at M = {m}" for k, m in sorted(cells) if k == most]
-    ideal = _ratios(model, rows, Provenance.SIMULATED, IDEAL, Remat.NEVER)
+    ideals = {remat: _ratios(model, rows, Provenance.SIMULATED, IDEAL, remat) for remat in Remat}
     last = max(cells)
     yield (
         f"**Bubble.** With K = {most} equal stages and nothing recomputed, {', '.join(idle)} of the time is idle, "
-        "(K-1)/(M+K-1): the bubble sets what any cut can reach, "
-        f"{ideal[last]:.2f} at K = {last[0]}, M = {last[1]} (ideal); {model} gets {cells[last]:.2f} of it (simulated). "
-        "With re-materialization the ideal is lower, since what is recomputed hides in the bubble of the cell that all "
-        "are relative to."
+        "(K-1)/(M+K-1). It sets what any cut can reach: at "
+        f"K = {last[0]}, M = {last[1]} the ideal is {ideals[Remat.NEVER][last]:.2f} without re-materialization, "
+        f"{ideals[Remat.ALWAYS][last]:.2f} with it and {ideals[Remat.EXCEPT_LAST][last]:.2f} with all micro-batches "
+        "but the last, since R hides in the bubble, and the cell that all are relative to has a bubble of its own. "
+        f"{model} gets {cells[last]:.2f} without re-materialization (simulated)."
     )
 
 
@@ -47,29 +49,79 @@ def _imbalance(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
         f"**Imbalance.** The dearest of K = {most} stages costs {ours[most]:.2f} times the mean, that of K = {few} "
         f"{ours[few]:.2f} times: the finer the cut, the less even whole layers can be dealt out."
     )
+    finer = [
+        row.value
+        for row in rows
+        if (row.model, row.metric, row.num_stages) == (model, IMBALANCE, most) and row.params["layers"] == SEPARATE
+    ]
+    if finer:
+        text += f" With attention and feed-forward as layers of their own it is {finer[0]:.2f} at K = {most}."
     theirs = uneven.get(("torchgpipe", most))
     if theirs is not None:
         text += (
             f" By the same costs torchgpipe's own cut for K = {most}, made on its machine, is at {theirs:.2f}: what a "
             "layer costs there is not in proportion to its FLOPs."
         )
-    paper = _paper(name, model)
-    simulated = _ratios(model, rows, Provenance.SIMULATED, RATIO, Remat.ALWAYS)
-    ideal = _ratios(model, rows, Provenance.SIMULATED, IDEAL, Remat.ALWAYS)
-    both = sorted({m for k, m in paper if (most, m) in simulated and (few, m) in simulated and (few, m) in paper})
-    if both and few < most:
-        m = both[-1]
-        gains = [values[most, m] / values[few, m] for values in (paper, simulated, ideal)]
-        text += (
-            f" From K = {few} to K = {most} at M = {m} the paper gains {gains[0]:.2f} times, ours {gains[1]:.2f} "
-            f"(simulated, remat always), equal stages {gains[2]:.2f}."
-        )
-        if gains[0] < 0.95 * gains[1]:
+    numbers = [m for k, m in _paper(name, model) if k == most]
+    if few < most and numbers:
+        gains = _gains(name, model, rows, (few, max(numbers)), (most, max(numbers)))
+        if gains is not None:
             text += (
-                " What the paper loses beyond that is in no count of FLOPs, which leaves out pooling, normalisation "
-                "and all that waits for memory; `--costs profile` cuts and times by real layers."
+                f" From K = {few} to K = {most} at M = {max(numbers)} the paper gains {gains[0]:.2f} times, ours "
+                f"{_range(gains[1])} (simulated, by re-materialization), equal stages {_range(gains[2])}."
             )
+            text += _beyond(gains[0], gains[1])
     yield text
+
+
+def _beyond(paper: float, simulated: Sequence[float]) -> str:
+    if paper >= 0.95 * min(simulated):
+        return ""
+    return (
+        " What the paper loses beyond that is in no count of FLOPs, which leaves out pooling, normalisation and all "
+        "that waits for memory; `--costs profile` cuts and times by real layers."
+    )
+
+
+def _micro_batches(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
+    """What more micro-batches bring where there are fewest stages, and so the smallest bubble and imbalance."""
+    paper = _paper(name, model)
+    few = min((k for k, _ in paper), default=0)
+    numbers = sorted(m for k, m in paper if k == few)
+    if len(numbers) < 2:
+        return
+    gains = _gains(name, model, rows, (few, numbers[0]), (few, numbers[-1]))
+    if gains is None:
+        return
+    text = (
+        f"**Micro-batches.** From M = {numbers[0]} to M = {numbers[-1]} at K = {few} the paper gains {gains[0]:.2f} "
+        f"times, ours {_range(gains[1])} (simulated, by re-materialization)."
+    )
+    if gains[0] < 0.95 * min(gains[1]):
+        text += (
+            f" A row of a micro-batch must have taken {min(gains[1]) / gains[0]:.2f} times as long there or more: the "
+            "simulation knows neither what small micro-batches cost nor what the paper's batch sizes were."
+        )
+        measured = [
+            row
+            for row in rows
+            if row.params.get("of") == model
+            and (row.metric, row.num_stages, row.num_micro_batches) == (RATIO, few, numbers[-1])
+        ]
+        if measured:
+            values = _range([row.value for row in measured])
+            text += f" On {measured[0].model} real steps of the same comparison gain {values} (measured)."
+    yield text
+
+
+def _link(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
+    shares = _ratios(model, rows, Provenance.SIMULATED, LINK, Remat.NEVER)
+    worst = max(shares, key=lambda cell: shares[cell], default=None)
+    if worst is not None and shares[worst] >= 0.005:
+        yield (
+            f"**Link.** Messages take at most {shares[worst]:.1%} of a step, at K = {worst[0]}, M = {worst[1]} "
+            "(simulated, nothing recomputed): the rest of them passes while stages compute."
+        )
 
 
 def _above(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -95,6 +147,25 @@ def _above(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
 def _sizes() -> str:
     sizes = [int(row["batch_size"] or 0) for row in published("torchgpipe_speed") if "Amoeba" in str(row["model"])]
     return f" (torchgpipe's go from {min(sizes)} to {max(sizes)} in the same table)" if sizes else ""
+
+
+def _gains(
+    name: str, model: str, rows: Sequence[Row], begin: tuple[int, int], end: tuple[int, int]
+) -> tuple[float, list[float], list[float]] | None:
+    """From one cell to another: of the paper, and for each remat simulated and ideal; None where a cell is missing."""
+    paper = _paper(name, model)
+    by_metric = [
+        [_ratios(model, rows, Provenance.SIMULATED, metric, remat) for remat in Remat] for metric in (RATIO, IDEAL)
+    ]
+    if any(begin not in cells or end not in cells for cells in (paper, *by_metric[0], *by_metric[1])):
+        return None
+    simulated, ideal = ([cells[end] / cells[begin] for cells in found] for found in by_metric)
+    return paper[end] / paper[begin], simulated, ideal
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _paper(name: str, model: str) -> dict[tuple[int, int], float]:
