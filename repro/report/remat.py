@@ -29,31 +29,35 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Time against memory, one panel for each model."""
+    """Time and memory relative to remat never, cell by cell, two panels for each model."""
     models = list(dict.fromkeys(row.model for row in rows if row.metric == "time_ratio"))
     if not models:
         return
-    with figure(folder / PICTURE, 7.5, 3.4 * len(models), *[1.0] * len(models)) as (_, axes):
-        for axis, model in zip(axes, models, strict=True):
+    with figure(folder / PICTURE, 7.5, 5.2 * len(models), *[1.0, 0.8] * len(models)) as (_, axes):
+        for number, model in enumerate(models):
+            times, sizes = axes[2 * number : 2 * number + 2]
             cells = list(dict.fromkeys((row.num_stages, row.num_micro_batches) for row in rows if row.model == model))
-            for remat in Remat:
-                mode = remat.value
-                keys: list[Key] = [(model, stages, micro_batches, mode) for stages, micro_batches in cells]
-                times = [_find(rows, key, "time_ratio", Provenance.MEASURED) for key in keys]
-                ideals = [_find(rows, key, "time_ratio", Provenance.SIMULATED) for key in keys]
-                sizes = [_find(rows, key, "memory_ratio", Provenance.MEASURED) for key in keys]
-                points = [(s.value, t.value, t.spread or 0.0) for s, t in zip(sizes, times, strict=True) if s and t]
-                if points:
-                    xs, ys, errors = zip(*points, strict=True)
-                    axis.errorbar(xs, ys, errors, fmt="o", color=_COLORS[mode], label=f"remat {mode}, measured")
-                expected = [(s.value, i.value) for s, i in zip(sizes, ideals, strict=True) if s and i]
-                if expected:
-                    xs, ys = zip(*expected, strict=True)
-                    axis.plot(xs, ys, "_", ms=14, color=_COLORS[mode], label=f"remat {mode}, simulated")
-            axis.set_title(model)
-            axis.set_xlabel("activation memory relative to remat never (measured)")
-            axis.set_ylabel("step time relative to remat never")
-            axis.legend(ncols=3, fontsize=7)
+            for shift, remat in zip((-0.18, 0.0, 0.18), Remat, strict=True):
+                mode, color = remat.value, _COLORS[remat.value]
+                for place, cell in enumerate(cells):
+                    key: Key = (model, *cell, mode)
+                    measured = _find(rows, key, "time_ratio", Provenance.MEASURED)
+                    expected = _find(rows, key, "time_ratio", Provenance.SIMULATED)
+                    size = _find(rows, key, "memory_ratio", Provenance.MEASURED)
+                    named = {"label": f"remat {mode}, measured"} if place == 0 else {}
+                    if measured is not None:
+                        x, spread = place + shift, measured.spread or 0.0
+                        times.errorbar([x], [measured.value], [spread], fmt="o", color=color, **named)
+                    if expected is not None:
+                        also = {"label": f"remat {mode}, simulated"} if place == 0 else {}
+                        times.plot([place + shift], [expected.value], "_", ms=14, color=color, **also)
+                    if size is not None:
+                        sizes.bar([place + shift], [size.value], 0.16, color=color, **named)
+            for axis, what in ((times, "step time"), (sizes, "activation memory")):
+                axis.set_xticks(range(len(cells)), [f"K={stages}, M={micro}" for stages, micro in cells])
+                axis.set_ylabel(f"{what} / that of never")
+                axis.legend(ncols=3, fontsize=7)
+            times.set_title(model)
 
 
 def _costs(rows: list[Row], others: list[Row]) -> Section:
@@ -78,7 +82,7 @@ def _costs(rows: list[Row], others: list[Row]) -> Section:
         "together (below 1 where smaller micro-batches suit the caches). Cells with more stages than cores are left "
         "out: their ranks would take turns on a core. Stages that share a GPU add up, without a bubble."
     )
-    caption = "Step time against activation memory, each point a cell of K and M; dashes: what the schedule gives."
+    caption = "Step time and activation memory relative to remat never; dashes: what the schedule gives (simulated)."
     return Section("Time and memory", text, lines, [Figure(PICTURE, caption)] if rows else ())
 
 

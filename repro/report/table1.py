@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import ScalarFormatter
+
 from repro.datasets.paper import published
 from repro.experiments.rows import Provenance, Row
 from repro.experiments.table1 import AMOEBANET, TRANSFORMER, Variant
 
 from .lines import NOTHING, Figure, Line, Section, find_row
 from .loading import Results
-from .style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, figure
+from .style import BLACK, BLUE, GREEN, ORANGE, VERMILION, figure
 
 SEARCH, MEASURED = "table1_search.png", "table1_measured.png"
 PICTURES = (MEASURED,)
@@ -361,6 +363,7 @@ def _draw_search(rows: Sequence[Row], path: Path) -> None:
             if column is not None:
                 axis.axhline(float(column["num_layers"] or 0), color=BLACK, ls="--", lw=1, label="paper (published)")
             axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(ScalarFormatter())
             axis.set_title(f"Transformer-L, K={count}, remat always, {mine[0].params['memory'] / _GIB:g} GiB")
             axis.set_xlabel("M at the paper's mini-batch")
             axis.set_ylabel("largest L (simulated)")
@@ -391,7 +394,10 @@ def _draw_measured(rows: Sequence[Row], path: Path) -> None:
                         )
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
-            axis.set_title(model, color=GREY)
+            for which in (axis.xaxis, axis.yaxis):
+                which.set_major_formatter(ScalarFormatter())
+                which.set_minor_formatter(ScalarFormatter())
+            axis.set_title(model)
             axis.set_xlabel("M at a fixed mini-batch")
             axis.set_ylabel("MiB on the fullest rank")
             axis.legend(ncols=2, fontsize=7)
