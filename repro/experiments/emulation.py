@@ -42,13 +42,27 @@ def wait_until(moment: float) -> None:
 
 @dataclass
 class Pace:
-    """How fast the layers and links that share it are; 0 takes all waits out, for a step that warms up.
+    """The emulated device of a process: how fast it is, and until when it is busy.
+
+    As on a real accelerator, what is launched runs one after the other, and the process goes on until it waits for all
+    of it (``join``).
 
     Attributes:
-        factor: seconds waited for each second that a layer or a link takes.
+        factor: seconds waited for each second that a layer or a link takes; 0 takes all waits out, for a step that
+            warms up.
+        free: when the last layer that was launched ends, seconds of ``time.perf_counter``.
     """
 
     factor: float = 1.0
+    free: float = 0.0
+
+    def launch(self, seconds: float) -> None:
+        """Gives the device something to do that takes so long."""
+        self.free = max(self.free, time.perf_counter()) + seconds * self.factor
+
+    def join(self) -> None:
+        """Waits until the device has done everything."""
+        wait_until(self.free)
 
 
 class TimedLayer(nn.Module):
@@ -61,13 +75,25 @@ class TimedLayer(nn.Module):
         forward: seconds a row (dimension 0 of the input) in F and in R.
         backward: seconds a row in B.
         pace: shared by the layers of a process.
+        joins_forward: whether F is over when ``forward`` returns; inside a stage the next layer need not wait for it.
+        joins_backward: likewise of B.
     """
 
-    def __init__(self, forward: float, backward: float, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        forward: float,
+        backward: float,
+        pace: Pace | None = None,
+        *,
+        joins_forward: bool = True,
+        joins_backward: bool = True,
+    ) -> None:
         super().__init__()
         self.forward_seconds = forward
         self.backward_seconds = backward
         self.pace = pace or Pace()
+        self.joins_forward = joins_forward
+        self.joins_backward = joins_backward
         self.parameter = nn.Parameter(torch.empty(0))
 
     def forward(self, value: Tensor) -> Tensor:
@@ -75,23 +101,26 @@ class TimedLayer(nn.Module):
         passed: Tensor = _Timed.apply(value, self.parameter, self)
         return passed
 
-    def wait(self, seconds: float, value: Tensor) -> None:
+    def run(self, seconds: float, value: Tensor, *, join: bool) -> None:
         """Takes ``seconds`` for each row of ``value``."""
-        if value.device.type != "meta":
-            wait_until(time.perf_counter() + seconds * value.shape[0] * self.pace.factor)
+        if value.device.type == "meta":
+            return
+        self.pace.launch(seconds * value.shape[0])
+        if join:
+            self.pace.join()
 
 
 class _Timed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, parameter: Tensor, layer: TimedLayer) -> Tensor:
         ctx.layer = layer
-        layer.wait(layer.forward_seconds, value)
+        layer.run(layer.forward_seconds, value, join=layer.joins_forward)
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        ctx.layer.wait(ctx.layer.backward_seconds, gradient)
+        ctx.layer.run(ctx.layer.backward_seconds, gradient, join=ctx.layer.joins_backward)
         return gradient, None, None
 
 
@@ -215,6 +244,9 @@ def emulated_stage(
 ) -> dict[int, nn.Module]:
     """The layers of one stage by global index, for ``Engine``: timed ones, with the ends of its links around them.
 
+    The process waits for its layers at the end of each action, where a message leaves or the loss is taken, and not
+    after each of them: so a wait that ends late makes an action late once.
+
     Args:
         stage: its number.
         counts: layers of every stage.
@@ -227,7 +259,14 @@ def emulated_stage(
     begin = sum(counts[:stage])
     end = begin + counts[stage]
     layers: dict[int, nn.Module] = {
-        index: TimedLayer(forward[index], backward[index], pace) for index in range(begin, end)
+        index: TimedLayer(
+            forward[index],
+            backward[index],
+            pace,
+            joins_forward=index == end - 1,
+            joins_backward=index == begin,
+        )
+        for index in range(begin, end)
     }
     if stage > 0:
         layers[begin] = nn.Sequential(Inlet(link, boundary_bytes[begin - 1], pace), layers[begin])

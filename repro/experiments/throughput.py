@@ -48,7 +48,7 @@ class Host:
     """What a run on this machine adds to waits and messages, measured in that run.
 
     Attributes:
-        overshoot: seconds by which a timed wait is late.
+        overshoot: seconds by which a timed wait is late; each action waits once.
         latency: seconds of a message without content.
         bandwidth: bytes a second beyond that.
     """
@@ -119,14 +119,13 @@ def simulated_step(
         UserError: fewer layers than stages.
     """
     counts, rows = partition(setting.costs.both, cell.num_stages), cell.rows
-    late = [0.0] * len(counts)
+    late = 0.0
     latency = factor * setting.link.latency
     if host is not None:
-        waits = [float(cost > 0) for cost in setting.costs.forward]
-        late = [host.overshoot * float(number) for number in stage_costs(waits, counts)]
+        late = host.overshoot
         latency += host.latency + rows * message_row_bytes(setting, cell.batch_size) / host.bandwidth
     forward, backward = (
-        [factor * rows * float(cost) + extra for cost, extra in zip(stage_costs(costs, counts), late, strict=True)]
+        [factor * rows * float(cost) + late for cost in stage_costs(costs, counts)]
         for costs in (setting.costs.forward, setting.costs.backward)
     )
     carried = [setting.costs.boundary_bytes[end - 1] * rows for end in list(accumulate(counts))[:-1]]

@@ -47,6 +47,22 @@ def test_a_timed_layer_takes_its_time_for_each_row_both_ways(pace: float) -> Non
     assert torch.equal(outputs[0], inputs) and inputs.grad is not None and bool((inputs.grad == 1).all())
 
 
+def test_layers_of_a_stage_run_after_one_another_and_are_waited_for_once() -> None:
+    pace = Pace()
+    layers = emulated_stage(0, [3], [0.05] * 3, [0.1] * 3, [0.0] * 3, LINK, pace)
+    value = boundary_rows(1, 4)
+    begun = time.perf_counter()
+    value = layers[0](value)
+    value = layers[1](value)
+    # Two layers are on their way, and nobody has waited for them yet.
+    assert pace.free >= begun + 0.1
+    value = layers[2](value)
+    assert time.perf_counter() >= begun + 0.15
+    begun = time.perf_counter()
+    value.sum().backward()
+    assert time.perf_counter() >= begun + 0.3
+
+
 def test_a_timed_layer_waits_for_nothing_on_the_meta_device() -> None:
     layer = equal_stage(1000.0, 1000.0).to("meta")
     assert seconds_of(lambda: layer(torch.empty(4, 2, device="meta"))) < 100

@@ -65,9 +65,9 @@ def test_a_link_and_the_machine_lengthen_a_step() -> None:
     assert simulated_step(slow, cell, "never") == pytest.approx(simulated_step(EQUAL, cell, "never") + 2 * 1.25)
     host = Host(overshoot=0.1, latency=0.5, bandwidth=2.0**16)
     assert message_row_bytes(slow, 1) == 2**16
-    # Eight layers wait twice; each of the two messages takes half a second and a second for its 64 KiB.
+    # Four actions wait once each; each of the two messages takes half a second and a second for its 64 KiB.
     added = simulated_step(slow, cell, "never", host=host) - simulated_step(slow, cell, "never")
-    assert added == pytest.approx(16 * 0.1 + 2 * 1.5)
+    assert added == pytest.approx(4 * 0.1 + 2 * 1.5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 100, 128])
