@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from repro.gpipe import Event
 from repro.schedules import Remat, Schedule, Timeline, bubble, gpipe_bubble, simulate
+
+if TYPE_CHECKING:
+    from repro.gpipe import Event
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ def closed_forms(num_stages: int, num_micro_batches: int, remat: Remat | str, co
 
 def events_of(timeline: Timeline) -> list[Event]:
     """A replayed timeline in the form of a trace."""
+    # Only now: this loads torch, which rows and reports do without.
+    from repro.gpipe import Event
+
     return [
         Event(rank, kind.value, stage, micro_batch, 0.0, float(start), float(end))
         for rank, actions in enumerate(timeline.schedule.actions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def open_run(
     return store, run
 
 
-def write_report(folder: Path, as_json: bool) -> int:
-    """Writes and prints the report as ``repro report`` does: plots are drawn in a process of their own."""
-    words = [sys.executable, "-m", "repro", "report", "--results", str(folder), *(["--json"] if as_json else [])]
+def write_report(folders: Sequence[Path], as_json: bool) -> int:
+    """Writes and prints reports as ``repro report`` does: plots are drawn in a process of their own."""
+    words = [sys.executable, "-m", "repro", "report", "--results", *map(str, folders), *(["--json"] if as_json else [])]
     return subprocess.run(words, check=False).returncode

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         kept = store.finish(rows, run | reproduction.summary(checks))
         if kept is not None:
             display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
-    return write_report(store.folder, options.json) or (0 if reproduction.succeeded(checks) else 1)
+    return write_report([store.folder], options.json) or (0 if reproduction.succeeded(checks) else 1)
 
 
 def _parser() -> ArgumentParser:

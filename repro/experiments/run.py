@@ -1,18 +1,18 @@
-"""``repro run TARGET``: one table or figure of the paper, part by part, then its report."""
+"""``repro run TARGET ...``: tables and figures of the paper, part by part, then their reports."""
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
 
 from .catalogue import TARGETS, find_target
-from .cells import CellStore
-from .checks import Check
 from .invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
 from .parts import PartRunner
 from .progress import Display
@@ -26,51 +26,75 @@ A run that was stopped goes on where it was when the same command is given again
 the same. Exit code: 0 when all checks passed, 1 when one did not or a part failed, 2 for a mistake in the options."""
 
 
+@dataclass(frozen=True)
+class _Order:
+    """What is run of one target, and where its results go (None: the usual place)."""
+
+    target: Target
+    request: Request
+    parts: Sequence[SweepPart]
+    results: str | None
+    command: str
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs ``repro run`` with ``argv`` and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0
-    if argv[0].startswith("-"):
+    names = list(dict.fromkeys(itertools.takewhile(lambda word: not word.startswith("-"), argv)))
+    if not names:
         raise UserError(f"repro run {argv[0]}: the target comes first, one of {', '.join(TARGETS)}")
-    target = find_target(argv[0])
-    options = _parser(target).parse_all(argv[1:])
+    words = list(itertools.dropwhile(lambda word: not word.startswith("-"), argv))
+    targets = [find_target(name) for name in names]
+    orders = [_order(target, words, alone=len(targets) == 1) for target in targets]
+    folders: list[Path] = []
+    failed = False
+    try:
+        for order in orders:
+            folder, good = _run(order)
+            folders.append(folder)
+            failed = failed or not good
+    finally:
+        # One process draws all figures; also of what was finished before an interruption.
+        code = write_report(folders, "--json" in words) if folders else 0
+    return code or int(failed)
+
+
+def _order(target: Target, words: Sequence[str], *, alone: bool) -> _Order:
+    options = _parser(target).parse_all(words)
     request = _request(options)
     parts = target.parts(request)
     _check_unique(target, parts)
-    store, run = open_run(target.name, request.scale, request.device, options.results, " ".join(["repro run", *argv]))
+    results = options.results
+    if results is not None and not alone:
+        results = f"{results}/{target.name}/{request.scale}"
+    return _Order(target, request, parts, results, " ".join(["repro run", target.name, *words]))
+
+
+def _run(order: _Order) -> tuple[Path, bool]:
+    """Runs what has not been finished and writes rows; where to, and whether everything succeeded."""
+    target, request, parts = order.target, order.request, order.parts
+    store, run = open_run(target.name, request.scale, request.device, order.results, order.command)
     with Display({part.title: part.seconds for part in parts}) as display:
         minutes = sum(part.seconds for part in parts) / 60
         display.say(
             f"repro run {target.name} --scale {request.scale}: {len(parts)} parts, "
             f"{_minutes(minutes)} on two cores if none is finished; results go to {store.folder}"
         )
-        runner, checks = _run(target, request, parts, store, run, display)
-    failed = bool(runner.failures) or not all(check.passed for check in checks)
-    return write_report(store.folder, options.json) or int(failed)
-
-
-def _run(
-    target: Target,
-    request: Request,
-    parts: Sequence[SweepPart],
-    store: CellStore,
-    run: dict[str, Any],
-    display: Display,
-) -> tuple[PartRunner, list[Check]]:
-    runner = PartRunner(store, display)
-    for part in parts:
-        runner.run([part])
-    rows, checks = target.rows(request, runner.results)
-    run |= {
-        "minutes": runner.minutes,
-        "checks": [asdict(check) for check in checks],
-        "failures": runner.failures,
-    }
-    kept = store.finish(rows, run)
-    if kept is not None:
-        display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
-    return runner, checks
+        runner = PartRunner(store, display)
+        for part in parts:
+            runner.run([part])
+        rows, checks = target.rows(request, runner.results)
+        run |= {
+            "minutes": runner.minutes,
+            "checks": [asdict(check) for check in checks],
+            "failures": runner.failures,
+        }
+        kept = store.finish(rows, run)
+        if kept is not None:
+            display.say(f"the results of an earlier run (other options or other code) are kept in {kept}")
+    return store.folder, not runner.failures and all(check.passed for check in checks)
 
 
 def _request(options: Any) -> Request:
@@ -123,9 +147,9 @@ def _help() -> str:
         textwrap.fill(find_target(name).summary, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
         for name in TARGETS
     )
-    return f"""usage: repro run TARGET [options]
+    return f"""usage: repro run TARGET [TARGET ...] [options]
 
-Runs one table or figure of the paper and writes its report: paper | reference | yours.
+Runs tables and figures of the paper and writes their reports: paper | reference | yours.
 
 targets:
 {names}
@@ -135,4 +159,5 @@ repro run TARGET --help says what it shows, how long it takes, and its options.
 examples:
   repro run table2 --scale smoke
   repro run table2 -K 2 4 -M 1 32
+  repro run breakdown figure2 --scale smoke
   repro run peers --scale laptop --json"""

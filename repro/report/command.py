@@ -27,7 +27,8 @@ _EPILOG = """\
 examples:
   repro report
   repro report --results results/local/table2/smoke --json
-  repro report --readme README.md"""
+  repro report --readme README.md
+  repro report --claims docs/claims.md"""
 
 _DEFAULT = "results/local"
 
@@ -39,6 +40,12 @@ def main(argv: Sequence[str]) -> int:
         path = Path(options.readme)
         changed = rewrite(path, REFERENCE)
         print(f"{path}: {'rewritten' if changed else 'up to date'}")
+        return 0
+    if options.claims is not None:
+        from .claims import write as write_claims
+
+        page, *pictures = write_claims(Path(options.claims))
+        print(f"{page}: written, with {len(pictures)} pictures in {pictures[0].parent}")
         return 0
     found = _found(options.results)
     if options.as_reference is not None:
@@ -74,14 +81,18 @@ def write(results: Results) -> list[Section]:
     return made
 
 
-def _found(folder: str | None) -> list[Results]:
-    """The runs in a folder; in the default one there may be none as long as there are committed ones."""
-    path = Path(folder or _DEFAULT)
-    if folder is None and not (path.is_dir() and any(path.rglob(ROWS_FILE))) and any(REFERENCE.rglob(ROWS_FILE)):
-        return []
-    if not path.is_dir():
-        raise UserError(f"--results {path}: no such folder; {HINT}")
-    return find(path)
+def _found(folders: Sequence[str] | None) -> list[Results]:
+    """The runs in some folders; in the default one there may be none as long as there are committed ones."""
+    if folders is None:
+        path = Path(_DEFAULT)
+        if not (path.is_dir() and any(path.rglob(ROWS_FILE))) and any(REFERENCE.rglob(ROWS_FILE)):
+            return []
+    found = []
+    for path in map(Path, folders or [_DEFAULT]):
+        if not path.is_dir():
+            raise UserError(f"--results {path}: no such folder; {HINT}")
+        found += find(path)
+    return found
 
 
 def _committed_alone(found: Sequence[Results]) -> list[Results]:
@@ -99,13 +110,19 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("repro report", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "--results",
+        nargs="+",
         metavar="DIR",
-        help=f"a run's folder, or one with several below it (default: {_DEFAULT}, and of what is not there the "
+        help=f"folders of runs, or with runs below them (default: {_DEFAULT}, and of what is not there the "
         "committed reference)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     parser.add_argument(
         "--readme", metavar="FILE", help="rewrite the results in FILE from the committed reference rows instead"
+    )
+    parser.add_argument(
+        "--claims",
+        metavar="FILE",
+        help="write the page on claims in circulation, from replayed schedules, to FILE instead (docs/claims.md)",
     )
     parser.add_argument(
         "--as-reference",

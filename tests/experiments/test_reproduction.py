@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from repro.errors import UserError
-from repro.experiments import parts, reproduce, reproduction
+from repro.experiments import environment, parts, reproduce, reproduction
 from repro.experiments.cells import CellStore
 from repro.experiments.plan import Plan, make_plan
 from repro.experiments.progress import Display
@@ -58,10 +58,12 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    # The code may be edited while its tests run.
+    monkeypatch.setattr(environment, "code_revision", lambda: "0123456789ab")
     made = Machine()
     for module in (reproduction, parts):
         monkeypatch.setattr(module, "run_jobs", made)
-    monkeypatch.setattr(reproduce, "write_report", lambda folder, as_json: 0)
+    monkeypatch.setattr(reproduce, "write_report", lambda folders, as_json: 0)
     return made
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
-from repro.experiments import catalogue, parts, run
+from repro.experiments import catalogue, environment, parts, run
 from repro.experiments.checks import Check
 from repro.experiments.ranks import Job, JobError, Tell
 from repro.experiments.rows import Provenance, Row, read_rows
@@ -78,9 +78,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     module.TARGET = TARGET  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(catalogue, "TARGETS", {"squares": module.__name__})
+    # The code may be edited while its tests run.
+    monkeypatch.setattr(environment, "code_revision", lambda: "0123456789ab")
     made = Machine()
     monkeypatch.setattr(parts, "run_jobs", made)
-    monkeypatch.setattr(run, "write_report", lambda folder, as_json: 0)
+    monkeypatch.setattr(run, "write_report", lambda folders, as_json: 0)
     return made
 
 
@@ -110,6 +112,21 @@ def test_every_part_runs_once_and_a_second_time_none(
     assert machine.asked == []
     assert said(tmp_path) == data
     assert "finished before" in capsys.readouterr().err
+
+
+def test_several_targets_in_one_command(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("another_target_of_the_tests")
+    module.TARGET = replace(TARGET, name="again")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(catalogue.TARGETS, "again", module.__name__)  # type: ignore[arg-type]
+    reported: list[Path] = []
+    monkeypatch.setattr(run, "write_report", lambda folders, as_json: reported.extend(folders))
+    assert (
+        run.main(["squares", "again", "squares", "--scale", "smoke", "--results", str(tmp_path), "--limit", "5"]) == 1
+    )
+    assert reported == [tmp_path / "squares" / "smoke", tmp_path / "again" / "smoke"]
+    assert machine.asked == ["K1", "K2", "K3"] * 2
+    assert said(reported[1])["command"].startswith("repro run again --scale smoke")
 
 
 def test_another_sweep_runs_only_what_is_new(machine: Machine, tmp_path: Path) -> None:
@@ -271,10 +288,11 @@ def test_the_list_of_targets_is_light_and_complete() -> None:
 SCRIPT = """
 import sys
 from types import ModuleType
-from repro.experiments import catalogue, run
+from repro.experiments import catalogue, environment, run
 from tests.experiments import stoppable
+environment.code_revision = lambda: "0123456789ab"
 catalogue.TARGETS = {"stoppable": stoppable.__name__}
-run.write_report = lambda folder, as_json: 0
+run.write_report = lambda folders, as_json: 0
 run.main(["stoppable", "--scale", "smoke", "--results", sys.argv[1]])
 """
 
