@@ -203,8 +203,11 @@ def test_chimeras_published_ratios() -> None:
 @pytest.mark.parametrize("num_stages", range(1, 17))
 def test_unit_costs_give_the_papers_bubble_exactly(num_stages: int) -> None:
     for num_micro_batches in range(1, 65):
-        schedule = make_schedule("gpipe", num_stages=num_stages, num_micro_batches=num_micro_batches)
-        assert simulate(schedule).bubble == bubble(num_stages, num_micro_batches)
+        for name in ("gpipe", "1f1b"):
+            found = predict(name, num_stages, num_micro_batches)
+            assert found.bubble == bubble(num_stages, num_micro_batches)
+    schedule = make_schedule("gpipe", num_stages=num_stages, num_micro_batches=13)
+    assert simulate(schedule).bubble == bubble(num_stages, 13)
 
 
 @pytest.mark.parametrize("num_stages", range(1, 17))
