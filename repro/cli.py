@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "report": Command("repro.report", "main", "turn the rows of finished runs into tables and figures"),
         "bubble": Command("repro.commands.bubble", "main", "compare the schedules: bubble, peak memory, step time"),
         "schedule": Command("repro.commands.schedule", "main", "draw a schedule, with its bubble and peak memory"),
+        "plan": Command("repro.commands.plan", "main", "lay a model over devices: stages, schedule, partition, memory"),
     }
 )
 
