@@ -42,10 +42,16 @@ def parts(request: Request) -> list[SweepPart]:
     """One job for each model, K and M.
 
     Raises:
-        UserError: a model has fewer layers than stages.
+        UserError: a model has fewer layers than stages, or no K has as many cores.
     """
     made = []
-    for name, plan in _plans(request).items():
+    plans = _plans(request)
+    if not plans:
+        raise UserError(
+            f"-K {' '.join(map(str, request.num_stages or ()))}: this machine has {usable_cores()} cores, and step "
+            "times are measured with a core for each stage; give a smaller K"
+        )
+    for name, plan in plans.items():
         each = _ROUND_SECONDS[name.split("-")[0]] / (1.5 if plan.processes else 1)
         seconds = 3 + (plan.rounds + plan.warm_up) * each
         title = f"{plan.model.label.split(' ')[0]}, K={plan.num_stages}, M={plan.num_micro_batches}"
@@ -71,13 +77,13 @@ def _plans(request: Request) -> dict[str, RematPlan]:
     made = {}
     for name, model in MODELS.items():
         for stages in request.num_stages or _STAGES[request.scale]:
-            # More stages than cores would take turns on them: nothing of a pipeline's step time could be measured.
-            if device == "cpu" and stages > max(1, usable_cores()):
-                continue
             if stages > len(model.costs()):
                 raise UserError(
                     f"-K {stages}: {model.label} has {len(model.costs())} layers, so at most that many stages"
                 )
+            # More stages than cores would take turns on them: nothing of a pipeline's step time could be measured.
+            if device == "cpu" and stages > max(1, usable_cores()):
+                continue
             for micro_batches in request.num_micro_batches or _MICRO_BATCHES[request.scale]:
                 rounds = _LIMIT_ROUNDS if (name, stages, micro_batches) == LIMIT_CELL else _ROUNDS
                 made[f"{name}-K{stages}-M{micro_batches}"] = RematPlan(

@@ -130,9 +130,9 @@ def _over_all(rows: Sequence[Row], mode: str) -> str | None:
     )
     if not times or not sizes:
         return None
-    return (
-        f"+{_range(100 * (min(times) - 1), 100 * (max(times) - 1))}, {1 / max(sizes):.1f} to {1 / min(sizes):.1f}x less"
-    )
+    least, most = f"{1 / max(sizes):.1f}", f"{1 / min(sizes):.1f}"
+    saved = most if least == most else f"{least} to {most}"
+    return f"+{_range(100 * (min(times) - 1), 100 * (max(times) - 1))}, {saved}x less"
 
 
 def _range(low: Any, high: Any) -> str:

@@ -33,9 +33,14 @@ def test_cells_with_more_stages_than_cores_are_left_out() -> None:
 
 
 def test_more_stages_than_layers() -> None:
-    on_gpu = Request("gpu", "cuda:0", (9,), (4,), {})
-    with pytest.raises(UserError, match=r"-K 9: Transformer-4 .* has 6 layers"):
-        parts(on_gpu)
+    for scale, device in (("gpu", "cuda:0"), ("laptop", "cpu")):
+        with pytest.raises(UserError, match=r"-K 9: Transformer-4 .* has 6 layers"):
+            parts(Request(scale, device, (9,), (4,), {}))
+
+
+def test_more_stages_than_cores_alone() -> None:
+    with pytest.raises(UserError, match=r"-K 3 4: this machine has 2 cores"):
+        parts(request(stages=(3, 4)))
 
 
 def result(always: float, *, early: int = 10, peaks: tuple[int, int] = (10, 80)) -> dict[str, Any]:
