@@ -56,8 +56,8 @@ memory: table1 ## 2 | Table 1: the largest model and its memory
 
 # ... and by place in the paper.
 table1: ## 2 | the largest model that fits, counted, predicted and measured
-table2: ## 8 | throughput over K and M
-table3: ## 4 | throughput over a slow link
+table2: ## 9 | throughput over K and M
+table3: ## 3 | throughput over a slow link
 remat: ## 4 | what re-materialization costs and saves
 breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
