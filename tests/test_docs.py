@@ -139,6 +139,10 @@ def test_command_is_known(
     elif words[:2] in SIMULATED:
         assert repro.cli.main(words[1:]) == 0
         assert "bubble" in capsys.readouterr().out
+    elif words[:3] == ["repro", "report", "--claims"]:
+        page = folder / "claims.md"
+        assert repro.cli.main([*words[1:3], str(page)]) == 0
+        assert page.read_text(encoding="utf-8") == (ROOT / words[3]).read_text(encoding="utf-8")
     elif line == "wait":
         assert any(other.endswith("&") for _, other in COMMANDS if _ == block)
     else:
