@@ -24,6 +24,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "bubble": "repro.report.bubble",
         "figure2": "repro.report.figure2",
         "peers": "repro.report.peers",
+        "schedules": "repro.report.schedules",
     }
 )
 """Each module has ``sections(results, reference) -> list[Section]`` and ``draw(rows, folder) -> None``, which writes
