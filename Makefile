@@ -16,7 +16,7 @@ OPTIONS = $(if $(K),-K $(K)) $(if $(M),-M $(M)) $(if $(DEVICES),--devices $(DEVI
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup data reproduce smoke test check report clean distclean
+.PHONY: help setup data reproduce smoke test check report claims clean distclean
 
 # Tables and figures of the paper, one command each: `repro run NAME`.
 SWEEPS := table1 table2 table3 remat breakdown bubble figure2 peers
@@ -76,6 +76,9 @@ smoke: $(STAMP) ## 3 | 'reproduce', as small as it gets (what CI runs)
 
 report: $(STAMP) ## <1 | tables and figures of everything under results/, from its rows
 	@$(BIN)/repro report
+
+claims: $(STAMP) ## <1 | formulas and figures in circulation against replayed schedules: docs/claims.md
+	@$(BIN)/repro report --claims docs/claims.md
 
 test: $(STAMP) ## 12 | all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

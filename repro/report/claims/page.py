@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repro.experiments.rows import write_text
+from repro.errors import UserError
 
 from . import formula_entries, paper_entries, synchronous_entries, worked_entries
 from .writing import Entry, command, paragraph, table
@@ -35,12 +35,19 @@ def render(found: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
 
 
 def write(page: Path) -> list[Path]:
-    """Writes the page to ``page`` and its pictures into folders beside it; returns all paths."""
+    """Writes the page to ``page`` and its pictures into folders beside it; returns all paths.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     text, *pictures = render(groups()).items()
     targets = [(page, text[1]), *((page.parent / name, content) for name, content in pictures)]
-    for path, content in targets:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, content)
+    try:
+        for path, content in targets:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--claims {page}: cannot write {error.filename}: {error.strerror}") from None
     return [path for path, _ in targets]
 
 

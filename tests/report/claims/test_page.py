@@ -60,6 +60,13 @@ def test_the_command_writes_the_same(files: dict[str, str], tmp_path: Path, caps
     assert written == files
 
 
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    page = tmp_path / "file" / "claims.md"
+    assert repro.cli.main(["report", "--claims", str(page)]) == 2
+    assert f"--claims {page}: cannot write" in capsys.readouterr().err
+
+
 def test_verdicts(found: dict[str, list[Entry]]) -> None:
     assert {entry.heading: entry.verdict for entries in found.values() for entry in entries} == VERDICTS
 
