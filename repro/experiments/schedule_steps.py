@@ -21,6 +21,7 @@ from .bubbles import measured_bubble
 from .emulated_split import SplitLayer
 from .emulation import Pace, boundary_rows, sharpen_timers, sum_of_outputs
 from .ranks import Tell
+from .schedule_costs import traced_costs
 from .schedule_plan import Order, SchedulePlan
 
 _BOUNDARY_BYTES = 4096
@@ -59,8 +60,8 @@ def run_schedules(rank: int, tell: Tell, plan: SchedulePlan) -> list[dict[str, A
 
     Returns:
         A dict for each M and order: ``num_micro_batches``, ``schedule``, ``num_virtual_stages``; ``seconds`` of each
-        step, from the first rank's start to the last one's end; ``bubbles`` of each step, from its trace; ``peak_live``
-        by rank, from a step before them that waits for nothing.
+        step, from the first rank's start to the last one's end; ``bubbles`` and ``costs`` of each step, from its trace;
+        ``peak_live`` by rank, from a step before them that waits for nothing.
     """
     sharpen_timers()
     dist.init_process_group("gloo")
@@ -96,6 +97,7 @@ def _run(plan: SchedulePlan, num_micro_batches: int, mesh: PipelineMesh) -> list
                 "num_virtual_stages": order.num_virtual_stages,
                 "seconds": [],
                 "bubbles": [],
+                "costs": [],
                 "peak_live": peaks,
             }
         )
@@ -114,7 +116,10 @@ def _run(plan: SchedulePlan, num_micro_batches: int, mesh: PipelineMesh) -> list
                 told: list[Any] = [None] * plan.num_stages
                 dist.all_gather_object(told, (begun, ended, engines[which].events))
                 results[which]["seconds"].append(max(end for _, end, _ in told) - min(begin for begin, _, _ in told))
-                results[which]["bubbles"].append(measured_bubble([event for *_, events in told for event in events]))
+                events = [event for *_, own in told for event in own]
+                total_stages = plan.num_stages * plan.orders[which].num_virtual_stages
+                results[which]["bubbles"].append(measured_bubble(events))
+                results[which]["costs"].append(traced_costs(events, total_stages).as_dict())
         return results
     finally:
         gc.enable()

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from repro.experiments.rows import Provenance, Row
+from repro.experiments.schedules import IDEAL, REPLAY
 
-from .lines import NOTHING, Figure, Grid, Section, line, show
+from .lines import NOTHING, Figure, Grid, Line, Section, line, show
 from .loading import Results
 from .style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, figure
 
 PICTURES = ("schedules.png",)
 _COLOURS = (BLUE, VERMILION, ORANGE, GREEN, PURPLE, SKY)
 _MARKERS = "osD^vP"
+Cell = tuple[int | None, int | None, str | None, str | None, int]
+"""K, M, remat, schedule, V."""
+
 _TEXT = (
     "Every schedule that the engine executes, on K processes whose stages are equal and wait where real ones compute; "
     "engine, schedule and messages are real. Each rank takes the same time over a micro-batch under every schedule: V "
     "stages of a rank take 1/V of it each, and where the backward is split I and W take half of it each. The schedules "
     "run in turns, so that what disturbs the machine disturbs all alike. A step lasts from the first rank's start to "
     "the last one's end, the bubble is from its trace, and live activations are counted while it runs. The simulator "
-    "replays the same schedule with the same times, and with messages and engine free: what the emulation says beyond "
-    "it is what they cost here, and noise."
+    "replays the same schedule twice: with the same waits, messages and engine free (what the schedule gives); and "
+    "with what actions, the time between them and messages cost in the trace of each step (whether the engine runs the "
+    "schedule as it stands; the difference in the last column is from this one). Between the two lies what engine and "
+    "messages cost on this machine: the more actions and messages, the more."
 )
 _MEMORY = (
     "Live activations are the micro-batches whose activations a rank keeps at once, on the rank with most of them, "
@@ -38,59 +44,38 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
     rows, others = results.rows, () if reference is None else reference.rows
     if not rows:
         return []
-    times, memory = [], []
-    lines = []
-    for cell in dict.fromkeys(map(_cell, rows)):
-        stages, number, remat = cell
-        where = f"K = {stages}, M = {number}, remat {remat}"
-        for name in dict.fromkeys(row.schedule for row in rows):
-            own = {(row.provenance, row.metric): row for row in rows if _cell(row) == cell and row.schedule == name}
-            if not own:
-                continue
-            known = next(iter(own.values()))
-            virtual = int(known.params["num_virtual_stages"])
-            what = f"{where}: {name}" + (f" (V = {virtual})" if virtual > 1 else "")
-            emulated, simulated = (own.get((how, "step_time")) for how in (Provenance.EMULATED, Provenance.SIMULATED))
-            times.append([what, show(emulated), show(simulated), _beyond(emulated, simulated)])
-            memory.append(
-                [
-                    what,
-                    *(
-                        tell(own.get((how, metric)))
-                        for metric, tell in (("bubble", show), ("peak_live_ranks", _count))
-                        for how in (Provenance.EMULATED, Provenance.SIMULATED)
-                    ),
-                ]
-            )
-            if others:
-                found = line(
-                    f"{what}, step time",
-                    rows,
-                    others,
-                    lambda row, at=(cell, name): (  # type: ignore[misc]
-                        (_cell(row), row.schedule) == at
-                        and (row.provenance, row.metric) == (Provenance.EMULATED, "step_time")
-                    ),
-                )
-                lines += [found] if found else []
-    heads = ["step time (emulated)", "step time (simulated)", "difference"]
+    times: list[Grid] = []
+    memory: list[Grid] = []
+    lines: list[Line | None] = []
+    heads = ["emulated", "simulated", "simulated with traced costs", "emulated beyond that"]
     both = [f"{what} ({how})" for what in ("bubble", "live activations") for how in ("emulated", "simulated")]
+    for stages, remat in _panels(rows):
+        cells = [cell for cell in dict.fromkeys(map(_cell, rows)) if (cell[0], cell[2]) == (stages, remat)]
+        slow, big = [], []
+        for cell in cells:
+            own = {_kind(row): row for row in rows if _cell(row) == cell}
+            emulated, ideal, replay = (own.get((form, "step_time")) for form in (None, IDEAL, REPLAY))
+            slow.append([_words(cell), show(emulated), show(ideal), show(replay), _beyond(replay)])
+            bubbles = [show(own.get((form, "bubble"))) for form in (None, IDEAL)]
+            peaks = [_count(own.get((form, "peak_live_ranks"))) for form in (None, IDEAL)]
+            big.append([_words(cell), *bubbles, *peaks])
+            if others:
+                what = f"K = {stages}, remat {remat}, {_words(cell)}: step time"
+                lines.append(line(what, rows, others, _step_time_of(cell)))
+        title = f"K = {stages}, remat {remat}: {rows[0].model}"
+        times.append(Grid(title, ["schedule", *heads], slow))
+        memory.append(Grid(title, ["schedule", *both], big))
+    shown = [one for one in lines if one is not None]
     pictures = [Figure("schedules.png", "Bubble against live activations: points are emulated, circles simulated.")]
     return [
-        Section("Step times of the schedules", _TEXT, lines, [], [Grid(_model(rows), ["schedule", *heads], times)]),
-        Section(
-            "The bubble and what it costs in memory",
-            _MEMORY,
-            [],
-            pictures,
-            [Grid(_model(rows), ["schedule", *both], memory)],
-        ),
+        Section("Step times of the schedules", _TEXT, shown, grids=times),
+        Section("The bubble, and what it costs in memory", _MEMORY, [], pictures, memory),
     ]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
     """``schedules.png``: a panel for each K and remat."""
-    panels = list(dict.fromkeys((row.num_stages, row.remat) for row in rows))
+    panels = _panels(rows)
     if not panels:
         return
     names = list(dict.fromkeys(row.schedule for row in rows))
@@ -137,18 +122,29 @@ def _draw_panel(axis: Any, rows: Sequence[Row], looks: dict[str | None, tuple[st
     axis.set_ylim(bottom=0)
 
 
-def _cell(row: Row) -> tuple[int | None, int | None, str | None]:
-    return row.num_stages, row.num_micro_batches, row.remat
+def _panels(rows: Sequence[Row]) -> list[tuple[int | None, str | None]]:
+    return list(dict.fromkeys((row.num_stages, row.remat) for row in rows))
 
 
-def _model(rows: Sequence[Row]) -> str:
-    return rows[0].model.capitalize()
+def _cell(row: Row) -> Cell:
+    return row.num_stages, row.num_micro_batches, row.remat, row.schedule, row.params["num_virtual_stages"]
 
 
-def _beyond(emulated: Row | None, simulated: Row | None) -> str:
-    if emulated is None or simulated is None:
-        return NOTHING
-    return f"{100 * (emulated.value / simulated.value - 1):+.1f}%"
+def _kind(row: Row) -> tuple[str | None, str]:
+    return row.params.get("form"), row.metric
+
+
+def _step_time_of(cell: Cell) -> Callable[[Row], bool]:
+    return lambda row: _cell(row) == cell and _kind(row) == (None, "step_time")
+
+
+def _words(cell: Cell) -> str:
+    _, number, _, schedule, virtual = cell
+    return f"M = {number}: {schedule}" + (f" (V = {virtual})" if virtual > 1 else "")
+
+
+def _beyond(replay: Row | None) -> str:
+    return NOTHING if replay is None else f"{100 * replay.params['beyond']:+.1f}%"
 
 
 def _count(row: Row | None) -> str:
