@@ -77,8 +77,8 @@ def _smaller_bubble() -> Entry:
         ),
         paragraph(
             f"So the claim has a true core: **with the same memory** 1F1B can have the smaller bubble. Where "
-            f"{_STAGES} micro-batches fit, `gpipe` idles {share(pairs[4][0].bubble)} and can go on only by recomputing; `1f1b` takes "
-            f"M = 32 in the same memory and idles {share(pairs[32][1].bubble)}. With recomputation both keep one "
+            f"{_STAGES} micro-batches fit, `gpipe` idles {share(pairs[4][0].bubble)} and can go on only by "
+            f"recomputing; `1f1b` takes M = 32 in the same memory and idles {share(pairs[32][1].bubble)}. With recomputation both keep one "
             "micro-batch's activations, and beside them the stage's inputs, M in `gpipe` and at most P in `1f1b`."
         ),
         paragraph("Where stages differ or messages take time, the two are no longer equal, and either can be ahead:"),
