@@ -78,8 +78,9 @@ def _smaller_bubble() -> Entry:
         paragraph(
             f"So the claim has a true core: **with the same memory** 1F1B can have the smaller bubble. Where "
             f"{_STAGES} micro-batches fit, `gpipe` idles {share(pairs[4][0].bubble)} and can go on only by "
-            f"recomputing; `1f1b` takes M = 32 in the same memory and idles {share(pairs[32][1].bubble)}. With recomputation both keep one "
-            "micro-batch's activations, and beside them the stage's inputs, M in `gpipe` and at most P in `1f1b`."
+            f"recomputing; `1f1b` takes M = 32 in the same memory and idles {share(pairs[32][1].bubble)}. With "
+            "recomputation both keep one micro-batch's activations, and beside them the stage's inputs, M in `gpipe` "
+            "and at most P in `1f1b`."
         ),
         paragraph("Where stages differ or messages take time, the two are no longer equal, and either can be ahead:"),
         table(["P = 4, M = 8", "`gpipe`", "`1f1b`"], _unequal()),
