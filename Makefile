@@ -19,7 +19,7 @@ OPTIONS = $(if $(K),-K $(K)) $(if $(M),-M $(M)) $(if $(DEVICES),--devices $(DEVI
 .PHONY: help setup data reproduce smoke test check report claims clean distclean
 
 # Tables and figures of the paper, one command each: `repro run NAME`.
-SWEEPS := table1 table2 table3 remat breakdown bubble figure2 peers schedules
+SWEEPS := table1 table2 table3 remat breakdown bubble figure2 peers plan schedules
 .PHONY: throughput memory smoke-systems $(SWEEPS)
 # Those that are asked for run in one command (which loads PyTorch once), the first one's.
 ASKED := $(filter $(SWEEPS),$(patsubst memory,table1,$(patsubst throughput,table2 table3,$(MAKECMDGOALS))))
@@ -63,13 +63,14 @@ breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
 peers: ## 9 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
+plan: ## 2 | the order of repro plan's predictions beside measured steps
 schedules: ## 4 | every executable schedule: step time, bubble, live activations, beside the simulator
 
 $(SWEEPS): $(STAMP)
 	@$(if $(filter-out $(firstword $(ASKED)),$@),:,$(BIN)/repro run $(ASKED) --scale $(SCALE) $(OPTIONS))
 
 smoke-systems: ## 3 | all of these, as small as they get (what CI runs)
-	@$(MAKE) --no-print-directory throughput memory remat breakdown bubble figure2 peers schedules SCALE=smoke
+	@$(MAKE) --no-print-directory throughput memory remat breakdown bubble figure2 peers plan schedules SCALE=smoke
 
 smoke: $(STAMP) ## 3 | 'reproduce', as small as it gets (what CI runs)
 	@$(BIN)/python -m repro.datasets fetch || true

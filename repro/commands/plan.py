@@ -128,18 +128,18 @@ class _Command:
         if options.costs == "profile":
             costs = f"profiled on {options.device}"
         else:
-            share = _efficiency(options, self._configured)
+            share = 100 * _efficiency(options, self._configured)
             costs = (
-                f"estimated: FLOPs at {100 * share:.3g}% of the peak of {options.accelerator}, and {options.overhead:g} "
-                "us a layer (both assumed)"
+                f"estimated: FLOPs at {share:.3g}% of the peak of {options.accelerator}, and {options.overhead:g} us a "
+                "layer (both assumed)"
             )
-        gradient = problem.bytes_per_parameter
+        room = f"{gib(options.memory)} each, {gib(problem.memory)} to plan with"
+        each = f"{problem.bytes_per_parameter} bytes a parameter, its gradient among them"
         return [
-            f"model            {self._configured.name}, {problem.num_layers} layers, {problem.parameters:,} parameters; "
-            f"mini-batch of {problem.batch_size} rows; activations in {_word(self._configured.dtype)}",
-            f"devices          {problem.devices}{nodes}; {gib(options.memory)} each, {gib(problem.memory)} to plan with",
-            f"optimizer        {_optimizer(options, self._configured)}: {gradient} bytes a parameter, its gradient among "
-            "them",
+            f"model            {self._configured.name}, {problem.num_layers} layers, {problem.parameters:,} "
+            f"parameters; mini-batch of {problem.batch_size} rows; activations in {_word(self._configured.dtype)}",
+            f"devices          {problem.devices}{nodes}; {room}",
+            f"optimizer        {_optimizer(options, self._configured)}: {each}",
             f"costs            {costs}; links {problem.wire.name}"
             + (f", between nodes {problem.node_wire.name}" if nodes else ""),
         ]
@@ -216,13 +216,17 @@ def _problem(options: argparse.Namespace, configured: Configured) -> Problem:
     if options.costs == "profile":
         costs = profiled_costs(configured, options.device)
     else:
-        costs = estimated_costs(configured, accelerator.peak * _efficiency(options, configured), 1e-6 * options.overhead)
+        costs = estimated_costs(
+            configured, accelerator.peak * _efficiency(options, configured), 1e-6 * options.overhead
+        )
     least_rows, least, one_more = memory_of(configured)
     configured_batch = getattr(configured.data, "batch_size", None)
     replicas = int(configured.strategy.get("data_parallel_size") or 1)
     batch_size = options.batch or (configured_batch and configured_batch * replicas)
     if not batch_size:
-        raise UserError("the data of this configuration has no batch_size: give the rows of the mini-batch with --batch")
+        raise UserError(
+            "the data of this configuration has no batch_size: give the rows of the mini-batch with --batch"
+        )
     devices = options.devices or int(configured.strategy.get("num_stages") or 1) * replicas
     per_node = options.per_node or devices
     if devices > per_node and devices % per_node:
@@ -353,7 +357,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--tokens", type=_pair, metavar="S,T", help="pieces of a row (default: the data's limits)")
     parser.add_argument("-K", "--num-stages", type=int, nargs="+", metavar="K", help="only these (default: all)")
     parser.add_argument("-M", "--num-micro-batches", type=int, nargs="+", metavar="M", help="only these")
-    parser.add_argument("-V", "--num-virtual-stages", type=int, nargs="+", metavar="V", help="of interleaved, only these")
+    parser.add_argument(
+        "-V", "--num-virtual-stages", type=int, nargs="+", metavar="V", help="of interleaved, only these"
+    )
     parser.add_argument("--schedules", nargs="+", metavar="NAME", help=f"only these of {', '.join(SCHEDULES)}")
     parser.add_argument("--remat", nargs="+", choices=[r.value for r in Remat], help="only these (default: all)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many plans (default: 5)")

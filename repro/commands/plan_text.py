@@ -109,7 +109,9 @@ def fallen_lines(found: Search) -> list[str]:
     return [*lines, *(f"  {count:>{width}}  {reason}" for reason, count in groups.items())]
 
 
-def advice_lines(problem: Problem, needed: int | None, suggestions: Sequence[Suggestion], others: list[str]) -> list[str]:
+def advice_lines(
+    problem: Problem, needed: int | None, suggestions: Sequence[Suggestion], others: list[str]
+) -> list[str]:
     """What would fit."""
     lines = ["nothing fits. What would:"]
     lines += [f"  {one.change} (needs {gib(one.needed)} of {gib(problem.memory)})" for one in suggestions]

@@ -27,6 +27,7 @@ class Counting:
         return self
 
     def __call__(self, done: int, total: int) -> None:
+        """Shows the numbers where it is time to."""
         if self._shows and time.monotonic() >= self._next:
             self._next = time.monotonic() + 0.2
             self._shown = True

@@ -21,6 +21,7 @@ TARGETS: Mapping[str, str] = MappingProxyType(
         "bubble": "repro.experiments.bubble",
         "figure2": "repro.experiments.figure2",
         "peers": "repro.experiments.peer_comparison",
+        "plan": "repro.experiments.plan_check",
         "schedules": "repro.experiments.schedules",
     }
 )

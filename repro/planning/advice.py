@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from repro.schedules import Remat
 
 from .capacity import Budget, partition_by_memory
 from .memory import live_sets
-from .planner import Plan, TooLarge, list_choices, plan_choice, schedule_of
+from .planner import Plan, list_choices, plan_choice, schedule_of, search
 from .problem import Choice, Problem, Space
 
 _LEANEST = (Remat.ALWAYS, Remat.EXCEPT_LAST, Remat.NEVER)
@@ -34,19 +34,16 @@ class Suggestion:
 def least_memory(problem: Problem, space: Space) -> tuple[int, Choice] | None:
     """The smallest memory of a device with which some choice fits, and that choice; None where nothing can be.
 
-    Looked at are the largest K, one stage a rank, and the remat that keeps least.
+    Looked at are the largest K with one stage a rank.
     """
     choices = [choice for choice in list_choices(problem, space)[0] if choice.num_virtual_stages == 1]
     if not choices:
         return None
     most = max(choice.num_stages for choice in choices)
-    remats = [remat.value for remat in _LEANEST if remat.value in space.remats]
-    found = [
-        (_needed(problem, choice), choice)
-        for choice in choices
-        if choice.num_stages == most and choice.remat == remats[0]
-    ]
-    return min(found, key=lambda pair: pair[0])
+    lean = _leanest([choice for choice in choices if choice.num_stages == most])
+    # At the same M no schedule with one stage a rank holds less than 1F1B.
+    lean = [choice for choice in lean if choice.schedule == "1f1b"] or lean
+    return min(((_needed(problem, choice), choice) for choice in lean), key=lambda pair: pair[0])
 
 
 def what_would_fit(problem: Problem, space: Space, *, most_devices: int = 4096) -> list[Suggestion]:
@@ -67,7 +64,7 @@ def what_would_fit(problem: Problem, space: Space, *, most_devices: int = 4096) 
         ("everything left open", open_space),
     ):
         if wider != space:
-            found = _any_that_fits(problem, wider)
+            found = _fastest_that_fits(problem, wider)
             if found is not None:
                 made.append(Suggestion(f"{change}: {found.choice}", found.choice, found.largest))
                 if wider == open_space and len(made) > 1:
@@ -80,21 +77,23 @@ def what_would_fit(problem: Problem, space: Space, *, most_devices: int = 4096) 
     return made
 
 
-def _any_that_fits(problem: Problem, space: Space) -> Plan | None:
-    """Of those that keep least first: the largest K, then remat, then the smallest micro-batch."""
-    choices = sorted(
-        list_choices(problem, space)[0],
-        key=lambda choice: (
-            -choice.num_stages,
-            _LEANEST.index(Remat(choice.remat)),
-            choice.num_virtual_stages,
-            -choice.num_micro_batches,
-        ),
-    )
+def _leanest(choices: Sequence[Choice]) -> list[Choice]:
+    """Of each K, schedule and V what needs least: the smallest micro-batches, and the remat that keeps least."""
+    found: dict[tuple[int, str, int], Choice] = {}
     for choice in choices:
-        found = plan_choice(problem, choice)
-        if not isinstance(found, TooLarge):
-            return found
+        other = found.setdefault(choice.family, choice)
+        if (-choice.num_micro_batches, _LEANEST.index(Remat(choice.remat))) < (
+            -other.num_micro_batches,
+            _LEANEST.index(Remat(other.remat)),
+        ):
+            found[choice.family] = choice
+    return sorted(found.values(), key=lambda choice: (-choice.num_stages, choice.num_virtual_stages))
+
+
+def _fastest_that_fits(problem: Problem, space: Space) -> Plan | None:
+    lean = _leanest(list_choices(problem, space)[0])
+    if any(isinstance(plan_choice(problem, choice), Plan) for choice in lean):
+        return search(problem, space, keep=1).plans[0]
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from repro.schedules import Remat, Schedule, ScheduleError, make_schedule, simulate
+from repro.schedules import Remat, Schedule, make_schedule, simulate
 
 from .capacity import Budget, fits, partition_within
 from .memory import LiveSet, StageMemory, live_sets, peak_bytes
@@ -96,9 +96,7 @@ class Search:
         return len(self.plans) + sum(self.refused.values()) + len(self.too_large) + self.slower + self.pruned
 
 
-def search(
-    problem: Problem, space: Space, *, keep: int = 5, tell: Callable[[int, int], None] | None = None
-) -> Search:
+def search(problem: Problem, space: Space, *, keep: int = 5, tell: Callable[[int, int], None] | None = None) -> Search:
     """The fastest plans that fit into memory.
 
     Args:
@@ -187,7 +185,7 @@ def plan_choice(problem: Problem, choice: Choice, counts: Sequence[int] | None =
     live = live_sets(schedule)
     if counts is None:
         if not _may_fit(problem, choice):
-            least = problem.parameters * problem.bytes_per_parameter // choice.num_stages
+            least = -(-problem.parameters * problem.bytes_per_parameter // choice.num_stages)
             return TooLarge(choice, least - problem.memory, parameters_alone=True)
         found = _partition(problem, choice, schedule, Budget(live, problem.bytes_per_parameter))
         if isinstance(found, TooLarge):
@@ -198,9 +196,7 @@ def plan_choice(problem: Problem, choice: Choice, counts: Sequence[int] | None =
     forward = [float(cost) for cost in stage_costs(problem.forward(rows), counts)]
     backward = [float(cost) for cost in stage_costs(problem.backward(rows), counts)]
     crossing = _crossing(problem, choice, schedule, counts, rows)
-    timeline = simulate(
-        schedule, forward, backward, recompute=forward, transfer=[one.seconds for one in crossing]
-    )
+    timeline = simulate(schedule, forward, backward, recompute=forward, transfer=[one.seconds for one in crossing])
     reduce = _reduce_seconds(problem, choice, schedule, [stage.parameters for stage in stages])
     return Plan(
         choice=choice,

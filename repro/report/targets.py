@@ -24,6 +24,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "bubble": "repro.report.bubble",
         "figure2": "repro.report.figure2",
         "peers": "repro.report.peers",
+        "plan": "repro.report.plan_check",
         "schedules": "repro.report.schedules",
     }
 )
