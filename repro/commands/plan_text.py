@@ -76,7 +76,11 @@ def traffic(plan: Plan, problem: Problem) -> dict[str, float]:
     """Bytes that a device sends in a step."""
     choice = plan.choice
     row = problem.model(1)
-    outputs = [problem.batch_size * sum(row.boundary(index)) for index in range(1, problem.num_layers)]
+    # What a layer hands on without a change is no output of its own; the last one's are reduced in the loss.
+    outputs = [
+        problem.batch_size * sum(output.size for output in layer.outputs if output.passes is None)
+        for layer in row.layers[:-1]
+    ]
     largest = max(stage.parameters for stage in row.stages(plan.partition))
     return {
         "pipeline": max(plan.sent_bytes, default=0),
