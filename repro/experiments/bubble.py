@@ -54,7 +54,7 @@ class Size:
 
 _SIZES = {
     "smoke": Size(Workload(d_model=128, d_ff=512, length=32), 16, 1, EqualWaits(0.005, 0.01), 2, 2, (4,), (1, 4, 16)),
-    "laptop": Size(Workload(), 32, 2, EqualWaits(0.01, 0.02), 3, 5),
+    "laptop": Size(Workload(length=64), 32, 2, EqualWaits(0.01, 0.02), 3, 5),
     "gpu": Size(
         Workload(num_layers=16, d_model=2048, d_ff=8192, num_heads=32, length=512), 32, 2, EqualWaits(0.01, 0.02), 3, 7
     ),

@@ -23,7 +23,7 @@ _STAGE_SECONDS = 0.24
 """F and B of the whole mini-batch on one emulated stage; F is a third of it."""
 _SIZES = {
     "smoke": (Workload(d_model=128, d_ff=512, length=32), 16, 2),
-    "laptop": (Workload(), 32, 5),
+    "laptop": (Workload(length=64), 32, 5),
     "gpu": (Workload(num_layers=16, d_model=2048, d_ff=8192, num_heads=32, length=512), 32, 5),
 }
 """By scale: the layers, the rows of a mini-batch, the steps of each cell."""

@@ -126,7 +126,7 @@ SCALES: Mapping[str, Scale] = {
         agreement_steps=10,
         learning_steps=30,
         expectations={},
-        speed=SpeedPlan(rounds=6, steps=2),
+        speed=SpeedPlan(rounds=6, steps=1),
         workload=Workload(),
     ),
     "laptop": Scale(
@@ -135,7 +135,7 @@ SCALES: Mapping[str, Scale] = {
         agreement_steps=20,
         learning_steps=None,
         expectations=_LEARNS,
-        speed=SpeedPlan(rounds=24, steps=4),
+        speed=SpeedPlan(rounds=24, steps=2),
         workload=Workload(),
     ),
     "gpu": Scale(
@@ -144,7 +144,7 @@ SCALES: Mapping[str, Scale] = {
         agreement_steps=30,
         learning_steps=None,
         expectations=_LEARNS,
-        speed=SpeedPlan(rounds=24, steps=4),
+        speed=SpeedPlan(rounds=24, steps=2),
         workload=Workload(),
     ),
 }

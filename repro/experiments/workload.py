@@ -34,7 +34,7 @@ class Workload:
     d_model: int = 256
     d_ff: int = 1024
     num_heads: int = 4
-    length: int = 64
+    length: int = 128
     rows: int = 4
     num_micro_batches: int = 8
     seed: int = 0
