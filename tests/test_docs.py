@@ -32,7 +32,7 @@ REPRO = [
 ]
 ON_TWO_RANKS = [(block, line) for block, line in REPRO if "--trainer.devices 2" in line]
 ON_ONE_RANK = [one for one in REPRO if one not in ON_TWO_RANKS]
-SIMULATED = [["repro", "schedule"], ["repro", "bubble"]]
+SIMULATED = [["repro", "schedule"], ["repro", "bubble"], ["repro", "plan"]]
 TORCHRUN = [(block, line) for block, line in COMMANDS if line.startswith("torchrun ")]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 RESTRICTIONS = ROOT / "docs" / "restrictions.md"
@@ -107,7 +107,7 @@ def test_output_is_what_is_printed(
     if block.before.kind == "python":
         return assert_printed(block, outcomes[block.before.file][0])
     command = shlex.split(block.before.text.strip().splitlines()[-1])
-    assert command[:2] in SIMULATED, f"{block}: only the output of repro schedule and repro bubble can be compared"
+    assert command[:2] in SIMULATED, f"{block}: only the output of repro schedule, bubble and plan can be compared"
     assert repro.cli.main(command[1:]) == 0
     assert_printed(block, capsys.readouterr().out)
 
