@@ -29,7 +29,7 @@ from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, count_rows, elements, gather, map_tensors, micro_batch_rows, scatter
 from .process_transport import ProcessTransport
 from .results import StepResult, Totals
-from .rng import StepKey
+from .rng import StepKey, generator
 from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
@@ -42,7 +42,6 @@ class _Coming(NamedTuple):
 
     mode: str
     rows: int
-    batch_counter: int
     inputs: BoundarySpec | None
     targets: BoundarySpec | None
 
@@ -130,6 +129,7 @@ class Engine:
         }
         self._last = total_stages - 1
         self._device = by_stage[here[0]]
+        self._devices = tuple(dict.fromkeys(by_stage[stage] for stage in here))
         self.recorder = Recorder(clocks_for(by_stage) if trace else None)
         self._sender = Sender()
         self._transport = (
@@ -210,8 +210,8 @@ class Engine:
     def _step(
         self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int, loss_scale: float = 1.0
     ) -> tuple[Totals, int, Boundary | None]:
-        with self._telling_failures():
-            coming = self._agree(mode, inputs, targets, batch_counter)
+        with self._clean_step():
+            coming, batch_counter = self._agree(mode, inputs, targets, batch_counter)
             if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
                 raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
             parts = micro_batch_rows(coming.rows, self.num_micro_batches)
@@ -222,7 +222,7 @@ class Engine:
                 self.recorder.running,
                 last=self._last,
                 rows=parts,
-                key=StepKey(self.seed, coming.batch_counter, self.mesh.replica if self.mesh else 0),
+                key=StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0),
                 remat=self._remat,
                 seed=loss_scale / coming.rows if coming.rows else 0.0,
             )
@@ -233,9 +233,11 @@ class Engine:
                 step.targets = self._deliver(targets, coming.targets, self._last, parts)
                 # After that: its receives come in the same order as the sends of the other side.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
-                for rank, action in plan:
+                for position, (rank, action) in enumerate(plan):
                     try:
                         step.execute(rank, action)
+                        if position == 0 and self.mesh is not None:
+                            self.mesh.mail.post()  # not before: the next stage waits for the first action
                     except (StageError, PipelineError):
                         raise
                     except Exception as error:
@@ -249,31 +251,34 @@ class Engine:
                     stage.batch_norm.update(reduce)
             return totals, coming.rows, outputs
 
-    def _agree(self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int) -> _Coming:
+    def _agree(
+        self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int
+    ) -> tuple[_Coming, int]:
         """The rank that reads data tells the others of its replica what comes."""
         mesh = self.mesh
         if mesh is not None and not mesh.reads_data:
-            told: _Coming = mesh.mail.receive(mesh.rank_of(mesh.pipeline_rank - 1))
-            self._pass_on(told)
+            told: _Coming
+            told, counter = mesh.mail.receive_known(mesh.rank_of(mesh.pipeline_rank - 1))
+            self._pass_on(told, counter)
             if told.mode != mode.value:
                 raise UserError(
                     f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
                 )
-            return told
+            return told, int.from_bytes(counter, "little", signed=True)
         coming = _Coming(
             mode.value,
             0 if inputs is None else count_rows(inputs, targets),
-            batch_counter,
             None if inputs is None else spec_of(inputs),
             None if targets is None else spec_of(targets),
         )
-        self._pass_on(coming)
-        return coming
+        self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
+        return coming, batch_counter
 
-    def _pass_on(self, coming: _Coming) -> None:
+    def _pass_on(self, coming: _Coming, counter: bytes) -> None:
         # From rank to rank, so that the first stage can begin after one message and not after K - 1.
         if self.mesh is not None and self.mesh.pipeline_rank + 1 < self.mesh.num_stages:
-            self._sender.send_object(coming, self.mesh.rank_of(self.mesh.pipeline_rank + 1), self.mesh.control)
+            peer = self.mesh.rank_of(self.mesh.pipeline_rank + 1)
+            self._sender.send_known(coming, counter, peer, self.mesh.control)
 
     def _deliver(
         self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]
@@ -313,15 +318,15 @@ class Engine:
         if mesh is None:
             return totals
         if mesh.pipeline_rank != self._last_rank:
-            shared: Totals = mesh.mail.receive(mesh.rank_of(self._last_rank))
-            return shared
+            return Totals.unpacked(*mesh.mail.receive_known(mesh.rank_of(self._last_rank)))
         if mesh.data_parallel_size > 1:
             gathered: list[Totals] = [Totals()] * mesh.data_parallel_size
             mesh.gather_over_replicas(gathered, totals)
             totals = sum(gathered, Totals())
+        names, numbers = totals.packed()
         for peer in range(mesh.num_stages):
             if peer != mesh.pipeline_rank:
-                self._sender.send_object(totals, mesh.rank_of(peer), mesh.control)
+                self._sender.send_known(names, numbers, mesh.rank_of(peer), mesh.control)
         return totals
 
     def _located(self, error: Exception, rank: int, action: Action) -> Exception:
@@ -337,8 +342,10 @@ class Engine:
         return StageError(f"{where}: {describe(error)}")
 
     @contextmanager
-    def _telling_failures(self) -> Iterator[None]:
-        """Leaves nothing of a failed step behind, and tells the other ranks."""
+    def _clean_step(self) -> Iterator[None]:
+        """Puts the random generators back, leaves nothing of a failed step behind, and tells the other ranks of it."""
+        generators = [generator(device) for device in self._devices]
+        states = [drawn_from.get_state() for drawn_from in generators]
         try:
             with nullcontext() if self.mesh is None else self.mesh.explaining():
                 yield
@@ -354,6 +361,8 @@ class Engine:
             )
             raise
         finally:
+            for drawn_from, state in zip(generators, states, strict=True):
+                drawn_from.set_state(state)
             self._transport.forget()
             for stage in self.stages.values():
                 stage.forget()

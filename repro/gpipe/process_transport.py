@@ -20,13 +20,13 @@ from .stage import InputGradient
 from .tracing import Recorder
 from .transport import LocalTransport
 from .wire import (
+    AbsenceMark,
     BoundarySpec,
     Sender,
     TalkingTo,
     TensorSpec,
     absent,
     empty_frames,
-    is_absent,
     spec_of,
     start_receive,
 )
@@ -39,7 +39,8 @@ _AHEAD = 2
 class _Posted:
     """Receives under way for one message.
 
-    ``place`` is set where its header was foreseen, ``due`` where it might have been foreseen wrongly.
+    ``place`` is set where its header was foreseen, ``due`` where it might have been foreseen wrongly; ``marks`` are
+    those of the values that may be absent.
     """
 
     works: list[dist.Work]
@@ -47,6 +48,7 @@ class _Posted:
     spec: BoundarySpec
     place: Place | None = None
     due: bool = False
+    marks: tuple[AbsenceMark | None, ...] = ()
 
 
 class _Inbox:
@@ -65,8 +67,15 @@ class _Inbox:
         buffers, tensors = empty_frames(spec.tensors, device)
         works = [start_receive(buffer, self.source, self.group) for buffer in buffers]
         self.count += 1
+        message = self.unposted.popleft()
         posted = _Posted(works, elements(spec.assemble(tensors)), spec, place, due)
-        self.posted[self.unposted.popleft()] = posted
+        if message.direction == "gradient":
+            posted.marks = tuple(None if value is None else AbsenceMark(value) for value in posted.values)
+        elif due and place is not None:
+            pairs = zip(posted.values, spec.elements, strict=True)
+            tells = next(value for value, e in pairs if value is not None and e is not None and e.tells_absence)
+            posted.marks = (AbsenceMark(tells),)
+        self.posted[message] = posted
         if place is not None:
             self.foreseen.append(posted)
 
@@ -142,8 +151,6 @@ class ProcessTransport(LocalTransport):
                 self._sender.send_object(spec, peer, control)
             elif expected != spec:
                 self._detours.add(place)
-        wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
-        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
         values, follows = elements(boundary), None
         if place in self._detours:
             assert expected is not None
@@ -154,6 +161,8 @@ class ProcessTransport(LocalTransport):
             self._sender.send_tensors(values, peer, self._mesh.activations)
         if follows is not None:
             self._sender.send_object(follows, peer, control)
+        wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
+        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
 
     @override
     def receive_activation(self, message: Message) -> Boundary:
@@ -187,7 +196,8 @@ class ProcessTransport(LocalTransport):
             return super().receive_gradient(message)
         received = self._take(self._inboxes[source, message.direction], message)
         del self._wanted[message.target_stage, message.micro_batch]
-        return tuple(None if value is None or is_absent(value) else value for value in received.values)
+        pairs = zip(received.values, received.marks, strict=True)
+        return tuple(None if mark is None or mark.is_set() else value for value, mark in pairs)
 
     @override
     def finish(self) -> None:
@@ -252,7 +262,4 @@ class ProcessTransport(LocalTransport):
 
 
 def _is_marked(posted: _Posted) -> bool:
-    pairs = zip(posted.values, posted.spec.elements, strict=True)
-    return is_absent(
-        next(value for value, spec in pairs if value is not None and spec is not None and spec.tells_absence)
-    )
+    return any(mark is not None and mark.is_set() for mark in posted.marks)

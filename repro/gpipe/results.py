@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +28,19 @@ class Totals:
     def loss(self) -> float:
         """Mean loss; NaN where nothing counts, as in the unsplit model."""
         return self.loss_sum / self.count if self.count else float("nan")
+
+    def packed(self) -> tuple[tuple[str, ...], bytes]:
+        """The names of the metrics and all numbers, for a message."""
+        numbers = [self.loss_sum, self.count]
+        for pair in self.metrics.values():
+            numbers.extend(pair)
+        return tuple(self.metrics), struct.pack(f"<{len(numbers)}d", *numbers)
+
+    @classmethod
+    def unpacked(cls, names: tuple[str, ...], data: bytes) -> Totals:
+        """From what ``packed`` returned."""
+        loss_sum, count, *rest = struct.unpack(f"<{2 + 2 * len(names)}d", data)
+        return cls(loss_sum, count, dict(zip(names, zip(rest[::2], rest[1::2], strict=True), strict=True)))
 
     def __add__(self, other: Totals) -> Totals:
         metrics = dict(self.metrics)

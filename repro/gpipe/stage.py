@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .batchnorm import PooledBatchNorm
 from .microbatch import Boundary, check_boundary, elements, map_tensors
-from .rng import StepKey, preserved
+from .rng import StepKey, generator
 from .split_backward import WeightGradients, backward_inputs
 
 Loss = Callable[[Boundary, Boundary], tuple[Any, Any]]
@@ -76,6 +76,8 @@ class _Entry(torch.autograd.Function):
 class Stage:
     """Runs F, R and B, or I and W, of one stage.
 
+    Each layer starts from a seed of its own, given to the device's generator; whoever runs a step puts that back.
+
     Args:
         index: the stage's number, 0-based, over all K x V stages.
         layers: the layers by global index, in order.
@@ -126,15 +128,16 @@ class Stage:
 
     def needs_gradient(self, inputs: Boundary) -> bool:
         """Whether B of this stage has anything to do for these inputs."""
-        return any(p.requires_grad for p in self._parameters) or any(
-            e is not None and e.requires_grad for e in elements(inputs)
+        return any(e is not None and e.requires_grad for e in elements(inputs)) or any(
+            p.requires_grad for p in self._parameters
         )
 
     def infer(
         self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey
     ) -> tuple[Boundary, MicroBatchReport | None]:
         """F without anything kept for B. The report is None where there is no loss or no target."""
-        with self._drawing(key, micro_batch) as draw:
+        with _on(self.device):
+            draw = self._drawing(key, micro_batch)
             outputs = self._run_layers(inputs, draw)
             report = None if self.loss is None or targets is None else self._judge(outputs, targets, draw)
         return outputs, report
@@ -231,7 +234,8 @@ class Stage:
     def _run(
         self, flight: _Flight, micro_batch: int, inputs: Boundary, *, metrics: bool = True
     ) -> tuple[Boundary, MicroBatchReport | None]:
-        with self._drawing(flight.key, micro_batch) as draw:
+        with _on(self.device):
+            draw = self._drawing(flight.key, micro_batch)
             outputs = self._run_layers(inputs, draw)
             if self.loss is None:
                 return outputs, None
@@ -257,14 +261,13 @@ class Stage:
                 report.metrics = dict(self.metrics(detached, targets))
         return report
 
-    @contextmanager
-    def _drawing(self, key: StepKey, micro_batch: int) -> Iterator[Callable[[int], None]]:
-        with _on(self.device), preserved(self.device) as generator:
-            yield lambda layer: _reseed(generator, key.layer(micro_batch, layer))
+    def _drawing(self, key: StepKey, micro_batch: int) -> Callable[[int], None]:
+        drawn_from = generator(self.device)
 
+        def draw(layer: int) -> None:
+            drawn_from.manual_seed(key.layer(micro_batch, layer))
 
-def _reseed(generator: torch.Generator, seed: int) -> None:
-    generator.manual_seed(seed)
+        return draw
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

@@ -64,6 +64,9 @@ class Step:
         self._key = key
         self._remat = remat
         self._seed = seed
+        # Layers leave autocast as they find it, so one look does for all actions.
+        kinds = {"cpu", *(stage.device.type for stage in stages.values())}
+        self._autocast = any(torch.is_autocast_enabled(kind) for kind in kinds)
         self._wanted: dict[tuple[int, int], bool] = {}
         self._reports: dict[int, MicroBatchReport] = {}
         self.inputs: list[Boundary] | None = None
@@ -76,11 +79,11 @@ class Step:
             self._forward(rank, action)
         elif action.kind is Kind.RECOMPUTE:
             with self._running(rank, action):
-                torch.clear_autocast_cache()
+                self._forget_casts()
                 self._stages[action.stage].recompute(action.micro_batch)
         elif action.kind is Kind.WEIGHT_GRADIENT:
             stage = self._stages[action.stage]
-            with self._running(rank, action), _without_autocast(stage.device):
+            with self._running(rank, action), self._without_autocast(stage.device):
                 stage.backward_weights(action.micro_batch)
         else:
             self._backward(rank, action)
@@ -103,8 +106,7 @@ class Step:
             inputs = self._transport.receive_activation(Message("activation", index - 1, index, micro_batch))
         targets = self.targets[micro_batch] if index == self._last and self.targets is not None else None
         with self._running(rank, action):
-            # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.
-            torch.clear_autocast_cache()
+            self._forget_casts()
             if self._mode is Mode.TRAIN:
                 drop = self._remat.recomputes(micro_batch, len(self._rows))
                 outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
@@ -133,13 +135,16 @@ class Step:
             gradients = self._transport.receive_gradient(Message("gradient", index + 1, index, micro_batch))
         else:
             gradients = ()
-        with self._running(rank, action), _without_autocast(stage.device):
+        with self._running(rank, action), self._without_autocast(stage.device):
             run = stage.backward_inputs if kind is Kind.INPUT_GRADIENT else stage.backward
             input_gradients = run(micro_batch, gradients)
         if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
 
+    def _forget_casts(self) -> None:
+        # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.
+        if self._autocast:
+            torch.clear_autocast_cache()
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast off for this device; where it is off already nothing is set, which would take time for each action."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    def _without_autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, enabled=False) if self._autocast else nullcontext()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +28,10 @@ _ALIGNMENT = 64
 """Of each tensor in a piece, in bytes; enough for any dtype."""
 
 _ONES = 0xFF
+_ONE_BYTE = bytes([_ONES])
 _MAIL = 1
 _FRAME = 2048
-_LENGTH = 8
+_LENGTHS = struct.Struct("<QI")
 
 
 class ConnectionLost(RuntimeError):
@@ -135,10 +138,30 @@ def is_absent(value: Tensor) -> bool:
     return first != first and bool((as_bytes(value) == _ONES).all())
 
 
+class AbsenceMark:
+    """``is_absent`` of a tensor that is being received: what it takes is prepared before the tensor has come.
+
+    After that the stage waits for the answer, and each call that PyTorch dispatches then delays it.
+    """
+
+    __slots__ = ("_first", "_value")
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        on_host = value.device.type == "cpu" and value.numel() > 0
+        self._first = as_bytes(value)[: value.itemsize].numpy() if on_host else None
+
+    def is_set(self) -> bool:
+        """Whether what has come is ``absent``."""
+        if self._first is not None and self._first.tobytes().strip(_ONE_BYTE):
+            return False
+        return is_absent(self._value)
+
+
 def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
     """What is sent for the tensors of one message: small ones in one piece, since each send costs a wake-up."""
-    sizes = [_aligned(tensor.nbytes) for tensor in tensors]
-    if len(tensors) < 2 or sum(sizes) > _PIECE:
+    sizes = [_aligned(tensor.nbytes) for tensor in tensors] if len(tensors) > 1 else []
+    if not sizes or sum(sizes) > _PIECE:
         return [tensor for tensor in tensors if tensor.numel()]
     piece = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
     for tensor, part in zip(tensors, piece.split(sizes), strict=True):
@@ -188,6 +211,17 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+@lru_cache(maxsize=64)
+def _pickled(value: Hashable) -> bytes:
+    return pickle.dumps(value)
+
+
+@lru_cache(maxsize=64)
+def _unpickled(data: bytes) -> Any:
+    # Of a hashable value: sharing it does no harm.
+    return pickle.loads(data)
+
+
 class Sender:
     """Sends without waiting, and keeps what is under way alive until it has arrived, and not much longer.
 
@@ -200,7 +234,7 @@ class Sender:
         self._pending: deque[tuple[dist.Work, Tensor]] = deque()
         self._kept: list[tuple[dist.Work, Tensor]] = []
         self._waiting = threading.Lock()
-        self._some = threading.Event()
+        self._group_ranks: dict[tuple[dist.ProcessGroup, int], int] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -208,9 +242,14 @@ class Sender:
         """Starts to send ``tensor`` to global rank ``destination``."""
         if tensor.numel() == 0:
             return
-        whole = plain(tensor)
+        self._start(plain(tensor), destination, group, tag)
+
+    def _start(self, whole: Tensor, destination: int, group: dist.ProcessGroup, tag: int) -> None:
+        rank = self._group_ranks.get((group, destination))
+        if rank is None:
+            rank = self._group_ranks[group, destination] = dist.get_group_rank(group, destination)
         with TalkingTo(destination):
-            work = group.send([_as_sent(whole)], dist.get_group_rank(group, destination), tag)
+            work = group.send([_as_sent(whole)], rank, tag)
         if whole.device.type != "cpu":
             self._kept.append((work, whole))
             return
@@ -219,18 +258,23 @@ class Sender:
             self._closed.clear()
             self._thread = threading.Thread(target=self._reap, name="gpipe-sender", daemon=True)
             self._thread.start()
-        if not self._some.is_set():
-            self._some.set()
 
     def send_object(self, value: Any, destination: int, group: dist.ProcessGroup) -> None:
         """Starts to send a small picklable object (a control message, a header, a report)."""
-        data = pickle.dumps(value)
-        frame = bytearray(max(_FRAME, _LENGTH + len(data)))
-        frame[: _LENGTH + len(data)] = len(data).to_bytes(_LENGTH, "little") + data
+        self._send_mail(pickle.dumps(value), b"", destination, group)
+
+    def send_known(self, value: Hashable, tail: bytes, destination: int, group: dist.ProcessGroup) -> None:
+        """Starts to send a ``value`` that is often equal to an earlier one, and bytes that are not."""
+        self._send_mail(_pickled(value), tail, destination, group)
+
+    def _send_mail(self, data: bytes, tail: bytes, destination: int, group: dist.ProcessGroup) -> None:
+        frame = bytearray(_LENGTHS.pack(len(data), len(tail)) + data + tail).ljust(_FRAME, b"\0")
         body = torch.frombuffer(frame, dtype=torch.uint8)
-        self.send(body[:_FRAME], destination, group, _MAIL)
-        if len(body) > _FRAME:
-            self.send(body[_FRAME:], destination, group, _MAIL)
+        if len(frame) == _FRAME:
+            self._start(body, destination, group, _MAIL)
+        else:
+            self._start(body[:_FRAME], destination, group, _MAIL)
+            self._start(body[_FRAME:], destination, group, _MAIL)
 
     def send_boundary(
         self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
@@ -254,7 +298,6 @@ class Sender:
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
-        self._some.set()
         self._thread = None
 
     def _wait_for_pending(self) -> None:
@@ -266,17 +309,14 @@ class Sender:
                 self._pending.popleft()
 
     def _reap(self) -> None:
-        while not self._closed.is_set():
-            self._some.wait()
-            self._some.clear()
-            self._closed.wait(_SWEEP)
+        while not self._closed.wait(_SWEEP):
             self._wait_for_pending()
 
 
 class Mailbox:
     """Receives small objects that other ranks of a group send with ``Sender.send_object``.
 
-    Once a rank has sent something, the receive of its next object is always posted: whoever waits for it then waits for
+    Once a rank has sent something, the receive of its next object is posted ahead: whoever waits for it then waits for
     one message and not for a round trip.
 
     Args:
@@ -286,22 +326,40 @@ class Mailbox:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._sources: set[int] = set()
 
     def receive(self, source: int) -> Any:
         """Waits for the next object of global rank ``source``."""
+        data, _ = self._receive(source)
+        self.post()
+        return pickle.loads(data)
+
+    def receive_known(self, source: int) -> tuple[Any, bytes]:
+        """Waits for what global rank ``source`` sent with ``Sender.send_known``; ``post`` posts the next receive."""
+        data, tail = self._receive(source)
+        return _unpickled(data), tail
+
+    def post(self) -> None:
+        """Posts the receive of the next object of every rank that has sent one."""
+        for source in self._sources:
+            if source not in self._posted:
+                self._posted[source] = self._post(source, _FRAME)
+
+    def _receive(self, source: int) -> tuple[bytes, bytes]:
+        self._sources.add(source)
         work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
         with TalkingTo(source):
             work.wait()
         data = frame.numpy().tobytes()
-        length = int.from_bytes(data[:_LENGTH], "little")
-        missing = _LENGTH + length - _FRAME
+        length, tail_length = _LENGTHS.unpack_from(data)
+        end = _LENGTHS.size + length
+        missing = end + tail_length - _FRAME
         if missing > 0:
             work, rest = self._post(source, missing)
             with TalkingTo(source):
                 work.wait()
             data += rest.numpy().tobytes()
-        self._posted[source] = self._post(source, _FRAME)
-        return pickle.loads(data[_LENGTH : _LENGTH + length])
+        return data[_LENGTHS.size : end], data[end : end + tail_length]
 
     def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
         frame = torch.empty(size, dtype=torch.uint8)

@@ -131,13 +131,3 @@ def test_a_layer_that_returns_something_else_is_named() -> None:
     stage = Stage(1, {4: Mapping()}, CPU)
     with pytest.raises(BatchError, match=r"the output of layer 4 \(Mapping\) is a dict"):
         stage.infer(0, torch.zeros(2), None, KEY)
-
-
-def test_the_generator_of_the_process_is_not_touched() -> None:
-    spec = MODELS["dropout"]
-    (stage,) = chain(spec, spec.layers(), 1)
-    inputs, targets = spec.batch(2, 0)
-    state = torch.random.get_rng_state()
-    stage.forward(0, inputs, targets, KEY, drop=True)
-    stage.recompute(0)
-    assert torch.equal(torch.random.get_rng_state(), state)
