@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from repro.planning import stage_costs
-from repro.schedules import Schedule, make_schedule, simulate, smallest_num_micro_batches
+from repro.schedules import Schedule, make_schedule, simulate
+from repro.schedules.comparison import Work, smallest_for_bubble
+
+_SMALL = Fraction(1, 5)
+"""A bubble that is worth no warning."""
 
 
 def announce_decisions(
@@ -49,16 +54,34 @@ def announce_decisions(
         f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
         f"{max(timeline.peak_live)} micro-batches with live activations on a rank."
     )
-    if num_micro_batches < 4 * num_stages and num_stages > 1:
-        enough = smallest_num_micro_batches(num_stages, 0.2)
-        rank_zero_warn(
-            f"num_micro_batches={num_micro_batches} is below 4 x num_stages={4 * num_stages}, from where on the "
-            "bubble is small; with "
-            f"equal stages the bubble is at most 20% from num_micro_batches={enough}."
-        )
+    advice = _more_micro_batches(plan, schedule)
+    if advice is not None:
+        rank_zero_warn(advice)
     if len(costs) < 2 * len(partition):
         rank_zero_warn(
             f"{len(costs)} layers on {len(partition)} stages can hardly be balanced; split the layers more finely or "
             "use "
             f"num_stages={max(1, len(costs) // (2 * num_virtual_stages))} or fewer."
         )
+
+
+def _more_micro_batches(plan: Schedule, schedule: str | Callable[..., Schedule]) -> str | None:
+    """What to say of a schedule whose bubble is large with equal stages, None where it is small."""
+    # R costs what F costs, and B twice that, as in what is predicted above.
+    work = Work(remat=plan.remat)
+    numbers = {"forward": work.forward, "backward": work.backward, "recompute": work.forward}
+    virtual = plan.num_virtual_stages
+    idle = simulate(plan, **{name: cost / virtual for name, cost in numbers.items()}).bubble
+    if idle <= _SMALL:
+        return None
+    said = (
+        f"num_micro_batches={plan.num_micro_batches} gives schedule {plan.name} on num_stages={plan.num_stages} a "
+        f"bubble of {float(idle):.1%} with equal stages"
+    )
+    # A function of the user's need not build what it was not asked for.
+    enough = (
+        smallest_for_bubble(schedule, plan.num_stages, virtual, work, _SMALL) if isinstance(schedule, str) else None
+    )
+    if enough is None:
+        return f"{said}; more micro-batches make it smaller."
+    return f"{said}; at most {float(_SMALL):.0%} takes num_micro_batches={enough.num_micro_batches}."
