@@ -56,7 +56,7 @@ def test_each_action_waits_for_its_part(schedule: str, expected: dict[str, list[
             self.inner.__exit__(*raised)  # type: ignore[arg-type]
             seen.append((self.action.kind.value, self.action.stage, sorted(pace.seconds)))  # type: ignore[attr-defined]
 
-    engine.recorder.running = Noting  # type: ignore[method-assign,assignment]
+    engine.recorder.running = Noting  # type: ignore[method-assign]
     engine.train_step(boundary_rows(4, 64), torch.zeros(4, 1), batch_counter=0)
     engine.close()
     assert len(seen) == 3 * 4 * (len(expected) - (remat == "never"))
