@@ -55,8 +55,6 @@ def main(argv: Sequence[str]) -> int:
     stray = [word for word in others if word.startswith("-") and not re.match(r"--(model|data|trainer)\b", word)]
     if stray:
         parser.error(f"unknown option {stray[0]}{suggest(stray[0], parser._option_string_actions)}")
-    if not options.config:
-        parser.error("give a configuration, for example configs/transformer/base.yaml")
     _check(options)
     from .plan_model import read_config
 
@@ -311,7 +309,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("repro plan", _DESCRIPTION, _EPILOG)
-    parser.add_argument("config", nargs="*", metavar="CONFIG", help="configuration files; later ones overlay")
+    parser.add_argument("config", nargs="+", metavar="CONFIG", help="configuration files; later ones overlay")
     parser.add_argument("--devices", type=int, metavar="N", help="devices, K x D (default: as many as configured)")
     parser.add_argument("--per-node", type=int, metavar="N", help="devices of a node (default: all)")
     parser.add_argument(

@@ -86,7 +86,8 @@ def test_a_fewer_states_optimizer_is_suggested(capsys: pytest.CaptureFixture[str
 
 
 def test_text_says_what_a_person_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *TRANSFORMER, *SMALL, "--per-node", "1", "--accelerator", "p100"]) == 0
+    own = ["--model.init_args.d_ff", "96"]
+    assert main(["plan", "--per-node", "1", "--accelerator", "p100", *SMALL, "--top", "3", *TRANSFORMER, *own]) == 0
     said = capsys.readouterr().out
     for words in (
         "between nodes ethernet-100g",
@@ -163,7 +164,7 @@ def test_no_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["plan", "--devices", "2"])
     assert exit_.value.code == 2
-    assert "give a configuration" in capsys.readouterr().err
+    assert "required: CONFIG" in capsys.readouterr().err
 
 
 def test_profiled_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
