@@ -16,6 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.trainer.connectors import accelerator_connector
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from repro.gpipe import GPipeStrategy, PipelineModule, is_recomputing
@@ -141,6 +142,24 @@ def compiled() -> None:
         torch.manual_seed(2)
         fit(module)
         states.append({name.replace("_orig_mod.", ""): value for name, value in module.state_dict().items()})
+    torch.testing.assert_close(*states, rtol=0, atol=1e-6)
+
+
+class Checkpointed(nn.Linear):
+    def forward(self, value: Tensor) -> Tensor:
+        return checkpoint(super().forward, value, use_reentrant=True)
+
+
+def unsplit() -> None:
+    states = []
+    for layer in (nn.Linear, Checkpointed):
+        torch.manual_seed(1)
+        module = Regression(nn.Linear(4, 4), nn.Tanh(), layer(4, 4), nn.Linear(4, 1))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer(schedule="zb-h1", remat="never").fit(module, loader())
+        assert any("allows no split of the backward" in str(one.message) for one in told) == (layer is Checkpointed)
+        states.append(module.state_dict())
     torch.testing.assert_close(*states, rtol=0, atol=1e-6)
 
 
@@ -336,4 +355,5 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(), schedule="chimera")),
         Case(lambda: fit(Regression(), schedule="pipedream")),
     ),
+    "Layers whose backward cannot be split": (Case(unsplit),),
 }
