@@ -135,7 +135,7 @@ SCALES: Mapping[str, Scale] = {
         agreement_steps=20,
         learning_steps=None,
         expectations=_LEARNS,
-        speed=SpeedPlan(rounds=16, steps=2),
+        speed=SpeedPlan(rounds=12, steps=2),
         workload=Workload(),
     ),
     "gpu": Scale(
