@@ -6,6 +6,7 @@ of several sees the environment that torchrun would give it.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -176,6 +178,7 @@ def _context() -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
+    _end_server_at_exit()
     # Ctrl-C while the server loads is for the caller alone, who ends everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -183,6 +186,12 @@ def _context() -> ForkServerContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+@cache
+def _end_server_at_exit() -> None:
+    """Left to itself the server ends some seconds after its caller."""
+    atexit.register(forkserver._forkserver._stop)  # type: ignore[attr-defined]
 
 
 def _free_port() -> int:
