@@ -59,6 +59,8 @@ def do(deed: str) -> None:
     if deed == "exit":
         os._exit(3)
     if deed == "interrupt":
+        # Ignored from the start where the tests run in the background of a shell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
 
