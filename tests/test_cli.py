@@ -127,7 +127,10 @@ def test_the_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert "examples:" in out
 
 
-def test_examples_in_the_help_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_in_the_help_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write a file
     _, out, _ = run(capsys, "schedule", "--help")
     examples = [line.split("   ")[0].split() for line in out.split("examples:")[1].splitlines() if line.strip()]
     assert len(examples) >= 4

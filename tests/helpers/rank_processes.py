@@ -22,6 +22,8 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from multiprocessing import forkserver as servers
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -35,7 +37,14 @@ START_TIMEOUT = 60.0
 def context() -> multiprocessing.context.ForkServerContext:
     forkserver = multiprocessing.get_context("forkserver")
     forkserver.set_forkserver_preload(PRELOAD)
+    _end_server_at_exit()
     return forkserver
+
+
+@cache
+def _end_server_at_exit() -> None:
+    """Left to itself the server ends some seconds after the tests."""
+    atexit.register(servers._forkserver._stop)  # type: ignore[attr-defined]
 
 
 def _end_with_parent() -> None:

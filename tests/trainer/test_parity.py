@@ -19,10 +19,8 @@ PIPELINES = (
     Pipeline(2, num_virtual_stages=2),
     Pipeline(2, num_virtual_stages=2, local=True),
     Pipeline(2, remat="never", num_micro_batches=1),
-    Pipeline(3, schedule="1f1b"),
     Pipeline(2, num_virtual_stages=2, schedule="interleaved"),
     Pipeline(2, data_parallel_size=2, schedule="zb-h1", remat="never"),
-    Pipeline(3, local=True, schedule="zb-h2"),
     Pipeline(2, num_virtual_stages=2, schedule="zb-v", remat="except_last"),
 )
 WHOLE = Run(
