@@ -78,8 +78,8 @@ def as_run(ran: list[tuple[int, Action]], rank: int) -> tuple[Action, ...]:
 @settings(max_examples=25, deadline=None)
 @given(
     order=st.sampled_from(ORDERS),
-    num_stages=st.integers(1, 6),
-    num_micro_batches=st.integers(1, 13),
+    num_stages=st.integers(1, 12),
+    num_micro_batches=st.integers(1, 48),
     missing=st.integers(0, 3),
     remat=st.sampled_from(["always", "except_last", "never"]),
 )
