@@ -24,7 +24,8 @@ from typing_extensions import override
 from repro.arguments import suggest
 from repro.errors import UserError
 from repro.gpipe import GPipeStrategy, PipelineError, PipelineModule, StageError
-from repro.tasks.image_classification import ImageClassification, ImageDataModule
+from repro.tasks.image_classification import ImageClassification
+from repro.tasks.image_data import ImageDataModule
 from repro.tasks.translation import Translation, TranslationDataModule
 
 RESULTS = "results/local"
