@@ -13,9 +13,12 @@ from repro.errors import UserError
 
 from .rows import ROWS_FILE, RUN_FILE, Row, as_lines, write_json, write_rows
 
+TRAINING = "training"
+"""Folder of what training jobs keep, below that of the run."""
+
 _CELLS = "cells"
 _EARLIER = "earlier"
-_STAYS = (_CELLS, _EARLIER, "logs")
+_STAYS = (_CELLS, _EARLIER, "logs", TRAINING)
 
 
 @dataclass(frozen=True)

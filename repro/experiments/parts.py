@@ -54,8 +54,11 @@ class PartRunner:
         """What all parts took, those that an earlier command finished included."""
         return round((time.monotonic() - self._begun + self._spent_before) / 60, 2)
 
-    def run(self, parts: Sequence[Part]) -> None:
-        """Runs those of ``parts`` that have not been finished, at the same time; a failure is noted, not raised."""
+    def run(self, parts: Sequence[Part], limit: int | None = None) -> None:
+        """Runs those of ``parts`` that have not been finished, ``limit`` at a time (None: all at the same time).
+
+        Each result is kept as soon as it is there. A failure ends the others; it is noted, not raised.
+        """
         left: list[Part] = []
         for part in parts:
             known = self._store.load(part.cell)
@@ -68,20 +71,30 @@ class PartRunner:
         if not left:
             return
         jobs = {part.job(self.logs): part for part in left}
-        for part in left:
-            self._display.begin(part.title)
-        begun = time.monotonic()
+        begun = {part.name: time.monotonic() for part in left}
+        last = time.monotonic()
+
+        def begin(job: Job) -> None:
+            begun[jobs[job].name] = time.monotonic()
+            self._display.begin(jobs[job].title)
+
+        def keep(job: Job, result: list[Any]) -> None:
+            nonlocal last
+            part, now = jobs[job], time.monotonic()
+            # Those that run at the same time share the time that passes. Rank 0 has everything. A later command will
+            # see what JSON keeps of it, so this one does too.
+            self._store.save(part.cell, result[0], now - last)
+            last = now
+            self.results[part.name] = json.loads(json.dumps(result[0]))
+            self._display.finish(part.title, f"done in {now - begun[part.name]:.0f} s")
+
+        def tell(job: Job, share: float, words: str) -> None:
+            self._display.update(jobs[job].title, share, words)
+
         try:
-            results = run_jobs(
-                list(jobs), lambda job, share, words: self._display.update(jobs[job].title, share, words)
-            )
-            for part, result in zip(left, results, strict=True):
-                seconds = time.monotonic() - begun
-                # Rank 0 has everything. A later command will see what JSON keeps of it, so this one does too.
-                self._store.save(part.cell, result[0], seconds / len(left))
-                self.results[part.name] = json.loads(json.dumps(result[0]))
-                self._display.finish(part.title, f"done in {seconds:.0f} s")
+            run_jobs(list(jobs), tell, limit=limit, on_begin=begin, on_result=keep)
         except JobError as error:
             for part in left:
-                self.failures[part.name] = str(error)
-                self._display.finish(part.title, f"FAILED: {error}")
+                if part.name not in self.results:
+                    self.failures[part.name] = str(error)
+                    self._display.finish(part.title, f"FAILED: {error}")

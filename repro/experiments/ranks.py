@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -66,22 +67,33 @@ class Job:
     timeout: float = 1800.0
 
 
-def run_jobs(jobs: Sequence[Job], on_progress: Callable[[Job, float, str], None] | None = None) -> list[list[Any]]:
-    """Runs all jobs at the same time; for every job what each of its ranks returned.
+def run_jobs(
+    jobs: Sequence[Job],
+    on_progress: Callable[[Job, float, str], None] | None = None,
+    *,
+    limit: int | None = None,
+    on_begin: Callable[[Job], None] | None = None,
+    on_result: Callable[[Job, list[Any]], None] | None = None,
+) -> list[list[Any]]:
+    """Runs all jobs at the same time, or ``limit`` of them; for every job what each of its ranks returned.
+
+    ``on_begin`` is told of every job before it starts, ``on_result`` what its ranks returned as soon as they all have.
 
     Raises:
         JobError: the first failure; all processes have ended then, as they have after any other exception.
     """
-    running: list[_Running] = []
+    waiting = deque(enumerate(jobs))
+    running: dict[int, _Running] = {}
+    results: list[dict[int, Any]] = [{} for _ in jobs]
+    places: dict[Connection, tuple[int, int]] = {}
     try:
-        running += [_Running(job) for job in jobs]
-        results: list[dict[int, Any]] = [{} for _ in jobs]
-        places = {
-            connection: (index, rank)
-            for index, one in enumerate(running)
-            for rank, connection in enumerate(one.connections)
-        }
-        while places:
+        while waiting or places:
+            while waiting and (limit is None or len(running) < limit):
+                index, job = waiting.popleft()
+                if on_begin is not None:
+                    on_begin(job)
+                running[index] = _Running(job)
+                places |= {connection: (index, rank) for rank, connection in enumerate(running[index].connections)}
             left = min(running[index].deadline for index, _ in places.values()) - time.monotonic()
             ready = wait(list(places), max(0.0, left))
             if not ready:
@@ -100,12 +112,18 @@ def run_jobs(jobs: Sequence[Job], on_progress: Callable[[Job, float, str], None]
                     results[index][rank] = content[0]
                 else:
                     running[index].note_failure(rank, *content)
-        for one in running:
-            if one.failures:
-                raise one.failure()
+                if any(place == index for place, _ in places.values()):
+                    continue
+                one = running[index]
+                if one.failures:
+                    raise one.failure()
+                one.end()
+                del running[index]
+                if on_result is not None:
+                    on_result(jobs[index], [results[index][rank] for rank in sorted(results[index])])
         return [[result[rank] for rank in sorted(result)] for result in results]
     finally:
-        for one in running:
+        for one in running.values():
             one.end()
 
 

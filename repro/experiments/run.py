@@ -13,10 +13,11 @@ from repro.arguments import ArgumentParser
 from repro.errors import UserError
 
 from .catalogue import TARGETS, find_target
+from .environment import usable_cores
 from .invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
 from .parts import PartRunner
 from .progress import Display
-from .sweep import Request, SweepPart, Target
+from .sweep import Request, SweepPart, Target, side_by_side
 
 SCALES = ("smoke", "laptop", "gpu")
 _COMMON = ("scale", "devices", "num_stages", "num_micro_batches", "results", "json")
@@ -77,14 +78,15 @@ def _run(order: _Order) -> tuple[Path, bool]:
     target, request, parts = order.target, order.request, order.parts
     store, run = open_run(target.name, request.scale, request.device, order.results, order.command)
     with Display({part.title: part.seconds for part in parts}) as display:
-        minutes = sum(part.seconds for part in parts) / 60
+        groups, cores = side_by_side(parts), usable_cores()
+        minutes = sum(_seconds(group, cores) for group in groups) / 60
         display.say(
             f"repro run {target.name} --scale {request.scale}: {len(parts)} parts, "
             f"{_minutes(minutes)} on two cores if none is finished; results go to {store.folder}"
         )
         runner = PartRunner(store, display)
-        for part in parts:
-            runner.run([part])
+        for group in groups:
+            runner.run(group, cores)
         rows, checks = target.rows(request, runner.results)
         run |= {
             "minutes": runner.minutes,
@@ -136,6 +138,11 @@ def _parser(target: Target) -> ArgumentParser:
     target.add_options(parser)
     add_output_options(parser, target.name)
     return parser
+
+
+def _seconds(group: Sequence[SweepPart], cores: int) -> float:
+    """Expected for parts that run at the same time."""
+    return max(*(part.seconds for part in group), sum(part.seconds for part in group) / cores)
 
 
 def _minutes(minutes: float) -> str:

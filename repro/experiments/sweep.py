@@ -14,7 +14,7 @@ from typing import Any
 
 from repro.arguments import ArgumentParser
 
-from .cells import Cell
+from .cells import TRAINING, Cell
 from .checks import Check
 from .ranks import Job
 from .rows import Row
@@ -51,6 +51,10 @@ class SweepPart:
         arguments: frozen dataclasses and plain values; the result must depend on nothing else.
         world_size: processes.
         seconds: expected on two cores, for the estimate.
+        keeps_files: whether the function gets a folder of its own as one more argument, which outlives a kill (for
+            checkpoints and logs); the result must not depend on what lies there.
+        together: whether it may run beside its neighbours that may, as many at a time as there are cores; one process
+            each.
     """
 
     name: str
@@ -59,6 +63,12 @@ class SweepPart:
     arguments: tuple[Any, ...]
     world_size: int
     seconds: float
+    keeps_files: bool = False
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        if self.together and self.world_size > 1:
+            raise ValueError(f"{self.name}: only parts of one process run together, this one has {self.world_size}")
 
     @property
     def cell(self) -> Cell:
@@ -70,7 +80,25 @@ class SweepPart:
     def job(self, logs: Path) -> Job:
         """With its log below ``logs``; ended as failed when it takes many times longer than expected."""
         timeout = max(900.0, 15 * self.seconds)
-        return Job(self.title, self.function, self.arguments, logs / f"{self.name}.log", self.world_size, timeout)
+        folder = (str(training_folder(logs.parent) / self.name),) if self.keeps_files else ()
+        log = logs / f"{self.name}.log"
+        return Job(self.title, self.function, (*self.arguments, *folder), log, self.world_size, timeout)
+
+
+def training_folder(results: Path) -> Path:
+    """Where the parts of a run keep their files."""
+    return results / TRAINING
+
+
+def side_by_side(parts: Sequence[SweepPart]) -> list[list[SweepPart]]:
+    """``parts`` in their order, cut where they must not run at the same time: neighbours that may are one group."""
+    groups: list[list[SweepPart]] = []
+    for part in parts:
+        if groups and part.together and groups[-1][-1].together:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups
 
 
 def no_options(parser: ArgumentParser) -> None:

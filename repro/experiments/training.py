@@ -26,6 +26,8 @@ from .ranks import Tell
 WARM_UP = 3
 """Steps at the start of a run that do not count as its speed, nor for its trace."""
 
+_CURVES = ("losses", "gradient_norms", "seconds")
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -116,13 +118,17 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
     begun = time.monotonic()
     trainer.fit(cli.model, datamodule=cli.datamodule)
     seconds = time.monotonic() - begun
+    return evaluate(cli, recorder, tell) | {"fit_seconds": seconds, "events": recorder.events}
+
+
+def evaluate(cli: ReproCLI, recorder: Recorder, tell: Tell) -> dict[str, Any]:
+    """Tests the model that was trained; with what was recorded, as ``train`` returns it."""
     tell(1.0, "evaluating on held-out data")
-    (held_out,) = trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+    (held_out,) = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
     return {
         "losses": recorder.losses,
         "gradient_norms": recorder.gradient_norms,
         "held_out": {name.removeprefix("test_"): float(value) for name, value in held_out.items()},
-        "fit_seconds": seconds,
         "step_seconds": statistics.median(recorder.seconds[WARM_UP:] or recorder.seconds),
         "partition": recorder.partition,
         "num_parameters": recorder.num_parameters,
@@ -130,7 +136,6 @@ def train(rank: int, tell: Tell, plan: TrainingPlan) -> dict[str, Any]:
         "num_micro_batches": recorder.num_micro_batches,
         "remat": recorder.remat,
         "schedule": recorder.schedule,
-        "events": recorder.events,
     }
 
 
@@ -178,6 +183,15 @@ class Recorder(Callback):
             self.num_micro_batches = schedule.num_micro_batches
             self.remat, self.schedule = schedule.remat.value, schedule.name
         self.num_parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {name: list(getattr(self, name)) for name in _CURVES}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name in _CURVES:
+            setattr(self, name, list(state_dict[name]))
 
     @override
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:

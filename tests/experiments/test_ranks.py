@@ -104,3 +104,16 @@ def wait_and_tell(rank: int, tell: Tell, path: str) -> None:
         time.sleep(0.02)
     tell(0.1, "go")
     time.sleep(300)
+
+
+def test_a_limit_holds_and_results_come_as_they_are_there(tmp_path: Path) -> None:
+    jobs = [Job(name, environment, (name,), tmp_path / f"{name}.log", timeout=60) for name in ("a", "b", "c")]
+    told: list[tuple[str, str]] = []
+    results = run_jobs(
+        jobs,
+        limit=1,
+        on_begin=lambda job: told.append(("begins", job.name)),
+        on_result=lambda job, result: told.append((result[0][1], job.name)),
+    )
+    assert [result[0][1] for result in results] == ["a", "b", "c"]
+    assert told == [(word, name) for name in ("a", "b", "c") for word in ("begins", name)]

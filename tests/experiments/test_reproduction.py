@@ -35,11 +35,18 @@ class Machine:
         self.broken: set[str] = set()
         self.changes: dict[str, dict[str, Any]] = {}
 
-    def __call__(self, jobs: Sequence[Job], on_progress: Callable[..., None] | None = None) -> list[list[Any]]:
+    def __call__(
+        self, jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any
+    ) -> list[list[Any]]:
         for job in jobs:
             if job.log.stem in self.broken:
                 raise JobError(f"{job.name} failed: no reason")
-        return [[self.answer(job)] * job.world_size for job in jobs]
+        results = [[self.answer(job)] * job.world_size for job in jobs]
+        if "on_result" in options:
+            for job, result in zip(jobs, results, strict=True):
+                options["on_begin"](job)
+                options["on_result"](job, result)
+        return results
 
     def answer(self, job: Job) -> Any:
         if job.function is examine:
@@ -140,10 +147,12 @@ def test_without_any_data_nothing_runs(machine: Machine, tmp_path: Path) -> None
 def test_an_interrupt_keeps_what_was_finished(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(jobs: Sequence[Job], on_progress: Callable[..., None] | None = None) -> list[list[Any]]:
+    def interrupted(
+        jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any
+    ) -> list[list[Any]]:
         if jobs[0].log.stem == "speed":
             raise KeyboardInterrupt
-        return machine(jobs, on_progress)
+        return machine(jobs, on_progress, **options)
 
     monkeypatch.setattr(parts, "run_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):

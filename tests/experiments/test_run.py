@@ -21,7 +21,7 @@ from repro.experiments import catalogue, environment, parts, run
 from repro.experiments.checks import Check
 from repro.experiments.ranks import Job, JobError, Tell
 from repro.experiments.rows import Provenance, Row, read_rows
-from repro.experiments.sweep import Request, SweepPart, Target, plain
+from repro.experiments.sweep import Request, SweepPart, Target, plain, side_by_side
 
 ROW = Row("square", "numbers", None, None, None, None, None, Provenance.MEASURED, "square", 0.0, "1")
 
@@ -64,12 +64,19 @@ class Machine:
         self.asked: list[str] = []
         self.broken: set[str] = set()
 
-    def __call__(self, jobs: Sequence[Job], on_progress: Callable[..., None] | None = None) -> list[list[Any]]:
-        (job,) = jobs
-        if job.log.stem in self.broken:
-            raise JobError(f"{job.name} failed: no reason")
-        self.asked.append(job.log.stem)
-        return [[job.function(rank, lambda share, words: None, *job.arguments) for rank in range(job.world_size)]]
+    def __call__(
+        self, jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any
+    ) -> list[list[Any]]:
+        results = []
+        for job in jobs:
+            if job.log.stem in self.broken:
+                raise JobError(f"{job.name} failed: no reason")
+            self.asked.append(job.log.stem)
+            options["on_begin"](job)
+            arguments = job.arguments
+            results.append([job.function(rank, lambda *_: None, *arguments) for rank in range(job.world_size)])
+            options["on_result"](job, results[-1])
+        return results
 
 
 @pytest.fixture
@@ -161,10 +168,12 @@ def test_a_check_that_does_not_hold_is_exit_code_1(machine: Machine, tmp_path: P
 def test_an_interrupt_keeps_what_was_finished(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(jobs: Sequence[Job], on_progress: Callable[..., None] | None = None) -> list[list[Any]]:
+    def interrupted(
+        jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any
+    ) -> list[list[Any]]:
         if jobs[0].log.stem == "K3":
             raise KeyboardInterrupt
-        return machine(jobs, on_progress)
+        return machine(jobs, on_progress, **options)
 
     monkeypatch.setattr(parts, "run_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -181,9 +190,9 @@ def test_minutes_include_what_an_earlier_command_did(
     now = [0.0]
     monkeypatch.setattr(parts.time, "monotonic", lambda: now[0])
 
-    def slow(jobs: Sequence[Job], on_progress: Callable[..., None] | None = None) -> list[list[Any]]:
+    def slow(jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any) -> list[list[Any]]:
         now[0] += 60
-        return machine(jobs, on_progress)
+        return machine(jobs, on_progress, **options)
 
     monkeypatch.setattr(parts, "run_jobs", slow)
     go(tmp_path, "-K", "1", "2")
@@ -269,6 +278,22 @@ def test_a_part_with_other_arguments_or_processes_is_another_cell() -> None:
         for one in (part, replace(part, arguments=(Number(2),)), replace(part, world_size=2), replace(part, title="x"))
     }
     assert len(cells) == 3, "a title changes nothing"
+
+
+def test_neighbours_that_may_run_together_are_one_group() -> None:
+    alone = sweep(Request("smoke", "cpu", (1, 2, 3, 4), None, {}))
+    parts = [replace(part, together=number in (1, 2)) for number, part in enumerate(alone)]
+    assert [[part.name for part in group] for group in side_by_side(parts)] == [["K1"], ["K2", "K3"], ["K4"]]
+    with pytest.raises(ValueError, match="only parts of one process"):
+        replace(parts[1], world_size=2)
+
+
+def test_a_part_that_keeps_files_is_told_where(tmp_path: Path) -> None:
+    [part] = sweep(Request("smoke", "cpu", (1,), None, {}))
+    assert part.job(tmp_path / "logs").arguments == (Number(1),)
+    keeping = replace(part, keeps_files=True)
+    assert keeping.job(tmp_path / "logs").arguments == (Number(1), str(tmp_path / "training" / "K1"))
+    assert keeping.cell == part.cell
 
 
 def test_the_list_of_targets_is_light_and_complete() -> None:
