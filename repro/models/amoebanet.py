@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from ..errors import UserError
 from .genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype, Genotype
-from .operations import FactorizedReduction, batch_norm, operation, relu_convolution
+from .operations import DropPath, FactorizedReduction, Norm, batch_norm, group_norm, operation, relu_convolution
 
 Variant = Literal["A", "B", "D"]
 Stem = Literal["imagenet", "small"]
+NormName = Literal["batch", "group"]
 Boundary = tuple[Tensor | None, ...]
 
 IMAGENET_STEM_CHANNELS = 32  # the same; together with stem cells of D/4 and D/2 filters it gives the published counts
@@ -39,6 +40,8 @@ def amoebanet(
     stem: Stem = "imagenet",
     stem_stride: int | None = None,
     dropout: float = 0.0,
+    drop_path: float = 0.0,
+    norm: NormName = "batch",
     bn_momentum: float = 0.1,
 ) -> list[Callable[[], nn.Module]]:
     """AmoebaNet as zero-argument factories, one for each layer.
@@ -46,8 +49,8 @@ def amoebanet(
     `nn.Sequential(*(make() for make in factories))` is the whole model: images (B, in_channels, height, width) in,
     logits (B, num_classes) out. Between layers goes `(output, previous output)`; after the first layer the previous
     output is None. With `aux_head` there is one layer more, behind the second stack; its logits travel to the end, and
-    the model returns `(logits, auxiliary logits)`. The auxiliary head normalises a single position per image, so it
-    trains with at least two images in each micro-batch.
+    the model returns `(logits, auxiliary logits)`. The auxiliary head normalises a single position per image, so with
+    BatchNorm it trains with at least two images in each micro-batch.
 
     Args:
         variant: the genotype, "A", "B" or "D".
@@ -62,6 +65,12 @@ def amoebanet(
         stem_stride: stride of the stem's convolution, unless given 2 for "imagenet" and 1 for "small", where 2 makes
             every cell four times cheaper.
         dropout: probability of dropping a feature before the classifier (0.5 in Real et al. 2018).
+        drop_path: scheduled drop-path (Zoph et al. 2018; 0.3 in Real et al. 2018, who keep 0.7): the probability with
+            which an operation's output is dropped, for an image, in the last cell at the end of training. It grows
+            linearly from cell to cell, and with the progress that `set_drop_path` is told. The operation "none" is
+            never dropped, as in the public code.
+        norm: "batch", or "group" for GroupNorm (see `operations.group_norm`) throughout: as many parameters, no running
+            statistics, and an image's output does not depend on the others of its batch.
         bn_momentum: weight of the new batch in the running statistics, PyTorch's sense and default. The public code's
             decay of 0.9997 is 0.0003 here.
 
@@ -83,10 +92,16 @@ def amoebanet(
     for name, value in (("num_classes", num_classes), ("in_channels", in_channels), ("stem_stride", stem_stride)):
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
-    if not 0.0 <= dropout < 1.0:
-        raise UserError(f"dropout={dropout} must be at least 0 and less than 1")
+    for name, share in (("dropout", dropout), ("drop_path", drop_path)):
+        if not 0.0 <= share < 1.0:
+            raise UserError(f"{name}={share} must be at least 0 and less than 1")
+    if norm not in get_args(NormName):
+        raise UserError(f"unknown norm {norm!r}; choose one of {', '.join(get_args(NormName))}")
 
     genotype = genotypes[variant]
+    make_norm: Norm = group_norm if norm == "group" else partial(batch_norm, momentum=bn_momentum)
+    num_cells = num_layers + (4 if stem == "imagenet" else 2)
+    num_made = 0
     factories: list[Callable[[], nn.Module]] = []
     # Walking down the network: the channels of the two tensors in the boundary, and whether they differ in size.
     previous_channels: int | None = None
@@ -94,7 +109,8 @@ def amoebanet(
     after_reduction = False
 
     def add_cell(width: int, *, reduction: bool) -> None:
-        nonlocal previous_channels, channels, after_reduction
+        nonlocal previous_channels, channels, after_reduction, num_made
+        num_made += 1
         cell = genotype.reduction if reduction else genotype.normal
         factories.append(
             partial(
@@ -105,14 +121,15 @@ def amoebanet(
                 channels=width,
                 stride=2 if reduction else 1,
                 reduce_previous=after_reduction,
-                bn_momentum=bn_momentum,
+                drop_path=drop_path * num_made / num_cells,
+                norm=make_norm,
             )
         )
         previous_channels, channels, after_reduction = channels, len(cell.concat) * width, reduction
 
     if stem_stride is None:
         stem_stride = 2 if stem == "imagenet" else 1
-    factories.append(partial(StemConvolution, in_channels, channels, stride=stem_stride, bn_momentum=bn_momentum))
+    factories.append(partial(StemConvolution, in_channels, channels, stride=stem_stride, norm=make_norm))
     if stem == "imagenet":
         add_cell(num_filters // 4, reduction=True)
         add_cell(num_filters // 2, reduction=True)
@@ -123,18 +140,41 @@ def amoebanet(
         for _ in range(num_layers // 3):
             add_cell(width, reduction=False)
         if stack == 1 and aux_head:
-            factories.append(partial(AuxiliaryHead, channels, num_classes, bn_momentum=bn_momentum))
+            factories.append(partial(AuxiliaryHead, channels, num_classes, norm=make_norm))
     factories.append(partial(Classifier, channels, num_classes, dropout=dropout))
     return factories
+
+
+def set_drop_path(model: nn.Sequential, progress: float) -> None:
+    """Tells the cells how far the training is, for drop-path: in proportion to it their probability grows.
+
+    Args:
+        model: the layers, or some of them.
+        progress: optimizer steps done / all of the run; beyond 1 is 1.
+    """
+    for layer in model:
+        if isinstance(layer, Cell):
+            layer.drop_path.p = layer.drop_path.final * min(1.0, progress)
+
+
+def softmax_layers(model: nn.Sequential) -> list[str]:
+    """Names, within ``model``, of the layers whose outputs are logits: of the auxiliary head and of the classifier."""
+    found = []
+    for index, layer in enumerate(model):
+        if isinstance(layer, AuxiliaryHead):
+            found.append(f"{index}.layers.{len(layer.layers) - 1}")
+        elif isinstance(layer, Classifier):
+            found.append(f"{index}.linear")
+    return found
 
 
 class StemConvolution(nn.Module):
     """A 3x3 convolution of the images; opens the boundary with no previous output."""
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int, bn_momentum: float) -> None:
+    def __init__(self, in_channels: int, channels: int, *, stride: int, norm: Norm) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.norm = batch_norm(channels, bn_momentum)
+        self.norm = norm(channels)
 
     def forward(self, images: Tensor) -> Boundary:
         """Images (B, in_channels, height, width) to (output, None)."""
@@ -156,23 +196,22 @@ class Cell(nn.Module):
         channels: int,
         stride: int,
         reduce_previous: bool,
-        bn_momentum: float,
+        drop_path: float,
+        norm: Norm,
     ) -> None:
         super().__init__()
         self.concat = genotype.concat
         self.sources = tuple((left, right) for (_, left), (_, right) in genotype.pairs)
-        self.project = nn.Sequential(*relu_convolution(in_channels, channels, 1, bn_momentum=bn_momentum))
+        self.project = nn.Sequential(*relu_convolution(in_channels, channels, 1, norm=norm))
         state_channels = [channels, channels]
         self.project_previous: nn.Module = nn.Identity()
         if previous_channels is None:
             # The first cell has no predecessor: the raw output of the stem is state 1, whatever its width.
             state_channels[1] = in_channels
         elif reduce_previous:
-            self.project_previous = FactorizedReduction(previous_channels, channels, bn_momentum=bn_momentum)
+            self.project_previous = FactorizedReduction(previous_channels, channels, norm=norm)
         elif previous_channels != channels:
-            self.project_previous = nn.Sequential(
-                *relu_convolution(previous_channels, channels, 1, bn_momentum=bn_momentum)
-            )
+            self.project_previous = nn.Sequential(*relu_convolution(previous_channels, channels, 1, norm=norm))
         state_channels += [channels] * len(genotype.pairs)
         self.operations = nn.ModuleList(
             operation(
@@ -180,11 +219,13 @@ class Cell(nn.Module):
                 state_channels[source],
                 channels,
                 stride=stride if source < 2 else 1,
-                bn_momentum=bn_momentum,
+                norm=norm,
             )
             for pair in genotype.pairs
             for name, source in pair
         )
+        self.drop_path = DropPath(drop_path)
+        self.dropped = tuple(name != "none" for pair in genotype.pairs for name, _ in pair)
 
     def forward(self, boundary: Boundary) -> Boundary:
         """(Output, previous output, ...) to (new output, output, ...)."""
@@ -192,8 +233,12 @@ class Cell(nn.Module):
         assert output is not None
         states = [self.project(output), self.project_previous(output if previous is None else previous)]
         for pair, (left, right) in enumerate(self.sources):
-            states.append(self.operations[2 * pair](states[left]) + self.operations[2 * pair + 1](states[right]))
+            states.append(self._edge(2 * pair, states[left]) + self._edge(2 * pair + 1, states[right]))
         return torch.cat([states[state] for state in self.concat], dim=1), output, *rest
+
+    def _edge(self, index: int, state: Tensor) -> Tensor:
+        made: Tensor = self.operations[index](state)
+        return self.drop_path(made) if self.dropped[index] else made
 
 
 class AuxiliaryHead(nn.Module):
@@ -203,17 +248,17 @@ class AuxiliaryHead(nn.Module):
     image's. Pooling to a grid of fixed size gives the same parameters at 224 pixels and works at every other size.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, *, bn_momentum: float) -> None:
+    def __init__(self, in_channels: int, num_classes: int, *, norm: Norm) -> None:
         super().__init__()
         narrow, wide = AUX_CHANNELS
         self.layers = nn.Sequential(
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(AUX_GRID),
             nn.Conv2d(in_channels, narrow, 1, bias=False),
-            batch_norm(narrow, bn_momentum),
+            norm(narrow),
             nn.ReLU(inplace=True),
             nn.Conv2d(narrow, wide, AUX_GRID, bias=False),
-            batch_norm(wide, bn_momentum),
+            norm(wide),
             nn.ReLU(inplace=True),
             nn.Flatten(),
             nn.Linear(wide, num_classes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from repro.errors import UserError
 from repro.models import amoebanet
 from repro.models.genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype
-from repro.models.operations import FactorizedReduction, operation
+from repro.models.operations import FactorizedReduction, batch_norm, operation
 
+BATCH_NORM = partial(batch_norm, momentum=0.1)
 TINY: dict[str, Any] = {"num_layers": 3, "num_filters": 8, "num_classes": 5}
 
 
@@ -186,7 +188,7 @@ def test_stems_and_reductions_halve_the_side(options: dict[str, Any], side: int,
 )
 def test_operations_keep_or_halve_the_side(name: Any, channels: int, stride: int) -> None:
     images = torch.randn(2, 6, 9, 12)
-    output = operation(name, 6, channels, stride=stride, bn_momentum=0.1)(images)
+    output = operation(name, 6, channels, stride=stride, norm=BATCH_NORM)(images)
     assert output.shape == ((2, channels, 9, 12) if stride == 1 else (2, channels, 5, 6))
 
 
@@ -194,7 +196,7 @@ def test_pools_are_what_their_names_say() -> None:
     images = torch.arange(16.0).reshape(1, 1, 4, 4)
 
     def pool(name: Any, stride: int) -> Tensor:
-        pooled: Tensor = operation(name, 1, 1, stride=stride, bn_momentum=0.1)(images)
+        pooled: Tensor = operation(name, 1, 1, stride=stride, norm=BATCH_NORM)(images)
         return pooled[0, 0]
 
     assert pool("max_pool_3x3", 1)[0].tolist() == [5, 6, 7, 7]
@@ -206,7 +208,7 @@ def test_pools_are_what_their_names_say() -> None:
 
 
 def test_factorized_reduction_reads_both_diagonals() -> None:
-    reduction = FactorizedReduction(1, 2, bn_momentum=0.1)
+    reduction = FactorizedReduction(1, 2, norm=BATCH_NORM)
     reduction.eval()
     nn.init.ones_(reduction.even.weight)
     nn.init.ones_(reduction.odd.weight)
