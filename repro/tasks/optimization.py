@@ -110,10 +110,7 @@ def make_schedule(
         raise UserError(f"decay_rate={decay_rate} must be above 0 and at most 1")
     total_steps = 0
     if name == "one_cycle":
-        estimate = module.trainer.estimated_stepping_batches
-        if not math.isfinite(estimate) or estimate < 0:
-            raise UserError("schedule='one_cycle' ends with the run: set trainer.max_steps or trainer.max_epochs")
-        total_steps = int(estimate)
+        total_steps = steps_of_run(module, "schedule='one_cycle'")
     elif name not in ("constant", "inverse_sqrt", "exponential"):
         raise UserError(f"unknown schedule={name!r}; choose one of constant, one_cycle, inverse_sqrt, exponential")
     factor = partial(
@@ -125,6 +122,22 @@ def make_schedule(
         decay_steps=decay_steps,
     )
     return LambdaLR(optimizer, factor)
+
+
+def steps_of_run(module: pl.LightningModule, what: str) -> int:
+    """Optimizer steps from the first to the last of the Trainer, also in a run that is resumed.
+
+    Args:
+        module: under a Trainer that fits.
+        what: the option that ends with the run, for the message.
+
+    Raises:
+        UserError: the run has no end.
+    """
+    estimate = module.trainer.estimated_stepping_batches
+    if not math.isfinite(estimate) or estimate < 0:
+        raise UserError(f"{what} ends with the run: set trainer.max_steps or trainer.max_epochs")
+    return int(estimate)
 
 
 def configured_optimizers(module: pl.LightningModule) -> dict[str, Any]:
