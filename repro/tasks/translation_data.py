@@ -37,13 +37,18 @@ class TranslationDataModule(pl.LightningDataModule):
         root: folder of the packaged sets; None: ``data/packaged`` of the checkout.
         languages: codes of the source languages; None: all 102.
         vocab_size: pieces of the shared SentencePiece vocabulary.
+        vocabulary_languages: languages that the vocabulary is made for; None: ``languages``. A model of fewer languages
+            then has the pieces of another model.
         batch_size: sentence pairs of a mini-batch, per replica.
-        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none.
+        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none unless
+            ``short_test`` says so.
         max_target: likewise of the target.
         temperature: training pairs are drawn by language with p ~ size^(1/temperature); None: every pair once an epoch.
         limit_train: only so many training pairs.
         limit_val: only so many validation pairs.
         limit_test: only so many test pairs, spread evenly over the part.
+        limit_test_per_language: only so many test pairs of each language, spread evenly over them.
+        short_test: leave out test pairs that are longer than ``max_source`` and ``max_target``, before they are limited.
         num_workers: loader processes of the rank that reads data.
         seed: of the lines that the vocabulary is trained on.
     """
@@ -53,6 +58,7 @@ class TranslationDataModule(pl.LightningDataModule):
         root: str | None = None,
         languages: list[str] | None = list(LANGUAGES),  # noqa: B006  (the configuration tool reads it, nobody writes it)
         vocab_size: int = 8000,
+        vocabulary_languages: list[str] | None = None,
         batch_size: int = 128,
         max_source: int | None = 26,
         max_target: int | None = 22,
@@ -60,6 +66,8 @@ class TranslationDataModule(pl.LightningDataModule):
         limit_train: int | None = None,
         limit_val: int | None = None,
         limit_test: int | None = None,
+        limit_test_per_language: int | None = None,
+        short_test: bool = False,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
@@ -69,11 +77,14 @@ class TranslationDataModule(pl.LightningDataModule):
         self.root = root
         self.languages = languages
         self.vocab_size = vocab_size
+        self.vocabulary_languages = languages if vocabulary_languages is None else vocabulary_languages
         self.batch_size = batch_size
         self.max_source = max_source
         self.max_target = max_target
         self.temperature = temperature
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
+        self.limit_test_per_language = limit_test_per_language
+        self.short_test = short_test
         self.num_workers = num_workers
         self.seed = seed
         self._vocabulary: Vocabulary | None = None
@@ -94,15 +105,28 @@ class TranslationDataModule(pl.LightningDataModule):
     def vocabulary(self) -> Vocabulary:
         """The pieces that source and target share."""
         if self._vocabulary is None:
-            self._vocabulary = load_vocabulary(self.languages, self.vocab_size, self.seed, root=self.root)
+            self._vocabulary = load_vocabulary(self.vocabulary_languages, self.vocab_size, self.seed, root=self.root)
         return self._vocabulary
 
     def pairs(self, part: str) -> list[Pair]:
         """The sentences of "train", "val" or "test"; ``encoded(part).items[i].index`` is a place in this list."""
         if part not in self._pairs:
             pairs = load_pairs(self.languages, _PARTS[part], self.root)
+            if part == "test":
+                pairs = self._chosen_tests(pairs)
             self._pairs[part] = _spread(pairs, self.limits[part])
         return self._pairs[part]
+
+    def _chosen_tests(self, pairs: list[Pair]) -> list[Pair]:
+        if self.short_test:
+            short = EncodedPairs(pairs, self.vocabulary, self.max_source, self.max_target)
+            pairs = [pairs[item.index] for item in short.items]
+        if self.limit_test_per_language is None:
+            return pairs
+        by_language: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            by_language.setdefault(pair.language, []).append(pair)
+        return [pair for some in by_language.values() for pair in _spread(some, self.limit_test_per_language)]
 
     def encoded(self, part: str) -> EncodedPairs:
         """The same as piece numbers, within the limits on length."""
