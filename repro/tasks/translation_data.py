@@ -48,7 +48,7 @@ class TranslationDataModule(pl.LightningDataModule):
         limit_val: only so many validation pairs.
         limit_test: only so many test pairs, spread evenly over the part.
         limit_test_per_language: only so many test pairs of each language, spread evenly over them.
-        short_test: leave out test pairs that are longer than ``max_source`` and ``max_target``, before they are limited.
+        short_test: leave out test pairs longer than ``max_source`` and ``max_target``, before limiting their number.
         num_workers: loader processes of the rank that reads data.
         seed: of the lines that the vocabulary is trained on.
     """
