@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,10 @@ def headline(results: Results, reference: Results | None) -> list[Line]:
 def _sizes(rows: Sequence[Row], others: Sequence[Row]) -> Section:
     lines = []
     for size in _values(rows, others, "sizes", "size"):
-        known = _known(rows, others, lambda row, size=size: _is(row, "sizes", "mean_accuracy", size=size))
+        select = partial(_is, part="sizes", metric="mean_accuracy", size=size)
+        known = next(row for row in (*rows, *others) if select(row))
         what = f"{size}: {known.model}, {_count(known.params['parameters'])} parameters, test accuracy"
-        lines += _line(what, rows, others, lambda row, size=size: _is(row, "sizes", "mean_accuracy", size=size))
+        lines += _line(what, rows, others, select)
     seeds = _values(rows, others, "sizes", "seeds")
     figures = [Figure(SIZES, "Accuracy against the number of parameters, every seed and the mean (measured).")]
     text = _SIZES_TEXT.format(seeds=seeds[0] if seeds else "the")
@@ -101,7 +103,7 @@ def _stages(rows: Sequence[Row], others: Sequence[Row]) -> Section:
                 f"K = {number}: {what}",
                 rows,
                 others,
-                lambda row, number=number, metric=metric: _is(row, "stages", metric) and row.num_stages == number,
+                partial(_is, part="stages", metric=metric, num_stages=number),
             )
     return Section("The answer does not depend on K", _STAGES_TEXT, lines)
 
@@ -116,22 +118,17 @@ def _micro_batches(rows: Sequence[Row], others: Sequence[Row]) -> Section:
     own = [row for row in rows if _is(row, "micro_batches", "accuracy")]
     table = []
     for one in own:
-        same = [
-            find_row(
-                rows, lambda row, one=one, metric=metric: _is(row, "micro_batches", metric) and _run(row) == _run(one)
-            )
-            for metric, _ in columns
-        ]
+        same = [find_row(rows, partial(_is, part="micro_batches", metric=metric, **_run(one))) for metric, _ in columns]
         table.append([f"{_norm(one)}, M = {one.num_micro_batches}", *(_show(row) for row in same)])
     grid = Grid("Yours (measured)", ["run", *(head for _, head in columns)], table)
     lines = []
-    for norm, number in dict.fromkeys(_run(row) for row in (*rows, *others) if _is(row, "micro_batches", "accuracy")):
-        for metric, head in columns if others else ():
+    for one in _distinct((*rows, *others)) if others else ():
+        for metric, head in columns:
             lines += _line(
-                f"{'BatchNorm' if norm == 'batch' else 'GroupNorm'}, M = {number}: {head}",
+                f"{_norm(one)}, M = {one.num_micro_batches}: {head}",
                 rows,
                 others,
-                lambda row, run=(norm, number), metric=metric: _is(row, "micro_batches", metric) and _run(row) == run,
+                partial(_is, part="micro_batches", metric=metric, **_run(one)),
             )
     batch = own[0].batch_size if own else "few"
     figures = [Figure(MICRO_BATCHES, "Accuracy and the error of the running statistics over M (measured).")]
@@ -161,7 +158,7 @@ def _transfer(rows: Sequence[Row], others: Sequence[Row]) -> Section:
                 f"{data}: {what}",
                 rows,
                 others,
-                lambda row, part=part, metric=metric, data=data: _is(row, part, metric, data=data),
+                partial(_is, part=part, metric=metric, data=data),
             )
     absent = [row.params["data"] for row in rows if _is(row, "data", "fetched") and not row.value]
     before = find_row(rows, lambda row: _is(row, _BEFORE, "accuracy"))
@@ -234,13 +231,21 @@ def _show(row: Row | None) -> str:
     return f"{100 * row.value:{sign}.1f}{unit}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
-def _is(row: Row, part: str, metric: str, **params: Any) -> bool:
-    wanted = {"part": part, **params}
-    return row.metric == metric and all(row.params.get(name) == value for name, value in wanted.items())
+def _is(row: Row, part: str, metric: str, **wanted: Any) -> bool:
+    """Whether a row is of that part and metric, and its fields and params are as wanted."""
+    if row.metric != metric or row.params.get("part") != part:
+        return False
+    return all(getattr(row, name, row.params.get(name)) == value for name, value in wanted.items())
 
 
-def _run(row: Row) -> tuple[str, int | None]:
-    return row.params["norm"], row.num_micro_batches
+def _run(row: Row) -> dict[str, Any]:
+    return {"norm": row.params["norm"], "num_micro_batches": row.num_micro_batches}
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """One row of each norm and M."""
+    some = {tuple(_run(row).values()): row for row in rows if _is(row, "micro_batches", "accuracy")}
+    return list(some.values())
 
 
 def _norm(row: Row) -> str:
@@ -250,10 +255,6 @@ def _norm(row: Row) -> str:
 def _values(rows: Sequence[Row], others: Sequence[Row], part: str, name: str) -> list[Any]:
     some = (row for row in (*rows, *others) if row.params.get("part") == part and name in row.params)
     return list(dict.fromkeys(row.params[name] for row in some))
-
-
-def _known(rows: Sequence[Row], others: Sequence[Row], select: Callable[[Row], bool]) -> Row:
-    return next(row for row in (*rows, *others) if select(row))
 
 
 def _order(number: int | None) -> int:
