@@ -22,8 +22,13 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 TEMPERATURE = 5.0
 """Of the sampling of languages, as in Arivazhagan et al. 2019 ("NMT in the wild")."""
 
+LINES = 60_000
+"""Source sentences that a vocabulary is trained on."""
+
+CACHE = "vocab"
+"""Folder of trained vocabularies, below that of the packaged sets."""
+
 _FORMAT = 1
-_CACHE = "vocab"
 
 
 class Vocabulary:
@@ -107,7 +112,7 @@ def sampling_weights(languages: Sequence[str], temperature: float = TEMPERATURE)
 
 
 def sample_lines(pairs: Sequence[Pair], lines: int, temperature: float = TEMPERATURE, seed: int = 0) -> list[str]:
-    """``lines`` source sentences drawn by temperature, and every English sentence once.
+    """``lines`` source sentences drawn by temperature, and every English sentence once, or ``lines`` of them.
 
     A language whose share exceeds its sentences repeats them, which is how small languages get pieces of their own.
     """
@@ -121,7 +126,10 @@ def sample_lines(pairs: Sequence[Pair], lines: int, temperature: float = TEMPERA
         generator = random.Random(f"{seed} {name}")
         whole, rest = divmod(wanted, len(texts))
         drawn += texts * whole + generator.sample(texts, rest)
-    return drawn + sorted({pair.english for pair in pairs})
+    english = sorted({pair.english for pair in pairs})
+    if len(english) > lines:
+        english = random.Random(f"{seed} english").sample(english, lines)
+    return drawn + english
 
 
 def train_vocabulary(lines: Sequence[str], size: int, languages: Sequence[str] = ()) -> Vocabulary:
@@ -153,6 +161,8 @@ def train_vocabulary(lines: Sequence[str], size: int, languages: Sequence[str] =
             unk_id=UNK_ID,
             bos_id=BOS_ID,
             eos_id=EOS_ID,
+            # Else longer lines would be left out in silence; 4,192 is its own limit.
+            max_sentence_length=max(4192, *(len(line.encode()) for line in lines)),
             num_threads=1,
             minloglevel=2,
         )
@@ -168,7 +178,7 @@ def load_vocabulary(
     size: int = 8000,
     seed: int = 0,
     temperature: float = TEMPERATURE,
-    lines: int = 60_000,
+    lines: int = LINES,
     language_tags: bool = False,
     root: str | Path | None = None,
 ) -> Vocabulary:
@@ -179,7 +189,7 @@ def load_vocabulary(
         size: number of pieces.
         seed: of the drawn lines.
         temperature: of the sampling of languages.
-        lines: source sentences to draw.
+        lines: source sentences to draw, and most English ones.
         language_tags: give every language a tag piece.
         root: folder of the packaged sets; the checkout's ``data/packaged`` where None.
 
@@ -188,14 +198,40 @@ def load_vocabulary(
     """
     base = packaged_root(root)
     pairs = load_pairs(sorted(set(languages)) if languages is not None else None, "train", base)
+    return vocabulary_of(pairs, base / CACHE, size, seed, temperature, lines, language_tags)
+
+
+def vocabulary_of(
+    pairs: Sequence[Pair],
+    cache: Path,
+    size: int = 8000,
+    seed: int = 0,
+    temperature: float = TEMPERATURE,
+    lines: int = LINES,
+    language_tags: bool = False,
+) -> Vocabulary:
+    """The shared vocabulary of both sides of ``pairs``: from the cache, else trained.
+
+    Args:
+        pairs: training pairs of any corpus.
+        cache: folder of vocabularies; a file is named by what it was trained on.
+        size: number of pieces.
+        seed: of the drawn lines.
+        temperature: of the sampling of languages.
+        lines: source sentences to draw, and most English ones.
+        language_tags: give every language a tag piece.
+
+    Raises:
+        DataError: ``size`` does not suit the text.
+    """
     names = sorted({pair.language for pair in pairs})
     drawn = sample_lines(pairs, lines, temperature, seed)
     # The key holds the text itself: another corpus never meets an old vocabulary.
     text = sha256("\n".join(drawn).encode())
     key = sha256(repr((_FORMAT, sentencepiece.__version__, names, size, language_tags, text)).encode())[:16]
-    path = base / _CACHE / f"{len(names)}-languages-{size}-{key}.model"
+    path = cache / f"{len(names)}-languages-{size}-{key}.model"
     if not path.is_file():
-        with locked(base):  # several ranks may ask at once: one trains, the others find it
+        with locked(cache.parent):  # several ranks may ask at once: one trains, the others find it
             if not path.is_file():
                 _write_atomically(path, train_vocabulary(drawn, size, names if language_tags else ()).model)
     return Vocabulary(path.read_bytes())

@@ -1,56 +1,65 @@
-"""The packaged translation corpus as a DataModule: a few languages to English, one vocabulary, batches by rows."""
+"""Translation corpora as a DataModule: some languages to one, one vocabulary, batches by rows or by tokens."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
-import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset, WeightedRandomSampler
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 from typing_extensions import override
 
 from repro.datasets.batches import EncodedPair, EncodedPairs, collate
+from repro.datasets.bucketing import SimilarLengths, TokenBatches, length_of
+from repro.datasets.parallel_corpus import ParallelCorpus, open_corpus
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
 from repro.datasets.translation import NAME, Pair, load_pairs
-from repro.datasets.vocabulary import Vocabulary, load_vocabulary, sampling_weights
+from repro.datasets.vocabulary import CACHE, LINES, PAD_ID, Vocabulary, sampling_weights, vocabulary_of
 from repro.errors import UserError
 
 LANGUAGES = ("es", "it", "fr", "ca", "pt_BR")
 """Related languages with much text: what a few minutes on a laptop suffice for."""
 
-_POOL = 16  # batches whose sentences are sorted by length together
+CorpusName = Literal["packaged", "moses", "tsv", "opus100"]
 
 _PARTS = {"train": "train", "val": "dev", "test": "test"}
 
 
 class TranslationDataModule(pl.LightningDataModule):
-    """Batches ((source, decoder input), decoder output) of piece numbers; the target is English.
+    """Batches ((source, decoder input), decoder output) of piece numbers.
 
-    The splits of the corpus are by clusters of near duplicates: no sentence of the held-out parts has a near duplicate
-    in training.
+    The packaged corpus is split by clusters of near duplicates: no sentence of its held-out parts has a near duplicate
+    in training. Other corpora come with their own splits.
+
+    Only the rank that reads data opens the files. Sentences that are left out (an empty side, too long) are counted in
+    the log.
 
     Args:
-        root: folder of the packaged sets; None: ``data/packaged`` of the checkout.
-        languages: codes of the source languages; None: all 102.
+        root: folder of the packaged sets and of trained vocabularies; None: ``data/packaged`` of the checkout.
+        languages: codes of the source languages; None: all that the corpus has.
         vocab_size: pieces of the shared SentencePiece vocabulary.
-        vocabulary_languages: languages that the vocabulary is made for; None: ``languages``. A model of fewer languages
-            then has the pieces of another model.
-        batch_size: sentence pairs of a mini-batch, per replica.
-        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none unless
-            ``short_test`` says so.
+        batch_size: sentence pairs of a mini-batch, per replica, unless ``batch_tokens`` says otherwise.
+        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none.
         max_target: likewise of the target.
         temperature: training pairs are drawn by language with p ~ size^(1/temperature); None: every pair once an epoch.
         limit_train: only so many training pairs.
         limit_val: only so many validation pairs.
         limit_test: only so many test pairs, spread evenly over the part.
-        limit_test_per_language: only so many test pairs of each language, spread evenly over them.
-        short_test: leave out test pairs longer than ``max_source`` and ``max_target``, before limiting their number.
         num_workers: loader processes of the rank that reads data.
         seed: of the lines that the vocabulary is trained on.
+        corpus: "packaged", or the layout of the files in ``folder``: "moses" (``train.de-en.de`` and
+            ``train.de-en.en``), "tsv" (``train.de-en.tsv``) or "opus100" (``supervised/de-en/opus.de-en-train.de``).
+            Each file may be compressed by gzip.
+        folder: of a corpus that is not packaged.
+        stems: how the file names of "train", "dev" and "test" begin, where not so; for "moses" and "tsv".
+        target: code of the language that is translated into; the packaged corpus has English only.
+        batch_tokens: most tokens of a mini-batch, per replica, padding included: rows x (longest source + longest
+            target, each with its end piece). None: batches of ``batch_size`` rows.
+        vocab_lines: sentences of the sources, drawn by language with temperature 5, and most sentences of the target
+            that the vocabulary is trained on.
     """
 
     def __init__(
@@ -58,7 +67,6 @@ class TranslationDataModule(pl.LightningDataModule):
         root: str | None = None,
         languages: list[str] | None = list(LANGUAGES),  # noqa: B006  (the configuration tool reads it, nobody writes it)
         vocab_size: int = 8000,
-        vocabulary_languages: list[str] | None = None,
         batch_size: int = 128,
         max_source: int | None = 26,
         max_target: int | None = 22,
@@ -66,37 +74,61 @@ class TranslationDataModule(pl.LightningDataModule):
         limit_train: int | None = None,
         limit_val: int | None = None,
         limit_test: int | None = None,
-        limit_test_per_language: int | None = None,
-        short_test: bool = False,
         num_workers: int = 0,
         seed: int = 0,
+        corpus: CorpusName = "packaged",
+        folder: str | None = None,
+        stems: dict[str, str] | None = None,
+        target: str = "en",
+        batch_tokens: int | None = None,
+        vocab_lines: int = LINES,
     ) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
+        repeated = sorted({language for language in languages or () if (languages or []).count(language) > 1})
+        if repeated:
+            raise UserError(f"languages has {', '.join(repeated)} more than once; name each language once")
+        if batch_tokens is not None and batch_tokens < _longest(max_source, max_target):
+            raise UserError(
+                f"batch_tokens={batch_tokens} does not hold one pair of max_source={max_source} and "
+                f"max_target={max_target} pieces and their ends: it must be at least {_longest(max_source, max_target)}"
+            )
+        if corpus == "packaged" and (folder is not None or stems is not None or target != "en"):
+            raise UserError(
+                "folder, stems and target are for corpora of your own, and corpus is 'packaged'; give corpus=moses, "
+                "tsv or opus100 with them"
+            )
+        if corpus != "packaged" and folder is None:
+            raise UserError(f"corpus={corpus!r} needs folder: where its files are")
         self.root = root
         self.languages = languages
         self.vocab_size = vocab_size
-        self.vocabulary_languages = languages if vocabulary_languages is None else vocabulary_languages
         self.batch_size = batch_size
         self.max_source = max_source
         self.max_target = max_target
         self.temperature = temperature
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
-        self.limit_test_per_language = limit_test_per_language
-        self.short_test = short_test
         self.num_workers = num_workers
         self.seed = seed
+        self.batch_tokens = batch_tokens
+        self.vocab_lines = vocab_lines
+        self._corpus: ParallelCorpus | None = None
+        if corpus != "packaged" and folder is not None:
+            self._corpus = open_corpus(corpus, folder, target, stems)
         self._vocabulary: Vocabulary | None = None
         self._pairs: dict[str, list[Pair]] = {}
         self._encoded: dict[str, EncodedPairs] = {}
 
     def check(self) -> None:
-        """Raises what would stop the run later: before any process starts.
+        """Raises what would stop the run later: before any process starts. No sentence is read.
 
         Raises:
-            DataError: the corpus has not been fetched.
+            DataError: the packaged corpus has not been fetched, or files of another one are missing.
         """
+        if self._corpus is not None:
+            self._corpus.check(self.languages)
+            return
         base = packaged_root(self.root)
         if read_manifest(base, NAME) is None:
             raise missing_set(NAME, base)
@@ -105,117 +137,124 @@ class TranslationDataModule(pl.LightningDataModule):
     def vocabulary(self) -> Vocabulary:
         """The pieces that source and target share."""
         if self._vocabulary is None:
-            self._vocabulary = load_vocabulary(self.vocabulary_languages, self.vocab_size, self.seed, root=self.root)
+            pairs = self.pairs("train") if self.limits["train"] is None else self._read("train")
+            cache = packaged_root(self.root) / CACHE
+            self._vocabulary = vocabulary_of(pairs, cache, self.vocab_size, self.seed, lines=self.vocab_lines)
         return self._vocabulary
 
     def pairs(self, part: str) -> list[Pair]:
         """The sentences of "train", "val" or "test"; ``encoded(part).items[i].index`` is a place in this list."""
         if part not in self._pairs:
-            pairs = load_pairs(self.languages, _PARTS[part], self.root)
-            if part == "test":
-                pairs = self._chosen_tests(pairs)
-            self._pairs[part] = _spread(pairs, self.limits[part])
+            self._pairs[part] = _spread(self._read(part), self.limits[part])
         return self._pairs[part]
-
-    def _chosen_tests(self, pairs: list[Pair]) -> list[Pair]:
-        if self.short_test:
-            short = EncodedPairs(pairs, self.vocabulary, self.max_source, self.max_target)
-            pairs = [pairs[item.index] for item in short.items]
-        if self.limit_test_per_language is None:
-            return pairs
-        by_language: dict[str, list[Pair]] = {}
-        for pair in pairs:
-            by_language.setdefault(pair.language, []).append(pair)
-        return [pair for some in by_language.values() for pair in _spread(some, self.limit_test_per_language)]
 
     def encoded(self, part: str) -> EncodedPairs:
         """The same as piece numbers, within the limits on length."""
         if part not in self._encoded:
             limits = (None, None) if part == "test" else (self.max_source, self.max_target)
             self._encoded[part] = EncodedPairs(self.pairs(part), self.vocabulary, *limits)
+            report = self._encoded[part].report
+            if report.source_too_long or report.target_too_long:
+                rank_zero_info(f"{part}: {report} (max_source={self.max_source}, max_target={self.max_target} pieces)")
         return self._encoded[part]
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
-        encoded = self.encoded("train")
-        weights = None
-        if self.temperature is not None:
-            pairs = self.pairs("train")
-            weights = sampling_weights([pairs[item.index].language for item in encoded.items], self.temperature)
-        order: Any = (
-            RandomSampler(encoded) if weights is None else WeightedRandomSampler(weights.tolist(), len(encoded))
-        )
-        return self._loader(encoded, batch_sampler=SimilarLengths(order, encoded.items, self.batch_size))
+        return self._loader("train", self._training_batches)
 
     @override
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._evaluation_loader("val")
+        return self._loader("val", partial(self._evaluation_batches, "val"))
 
     @override
     def test_dataloader(self) -> DataLoader[Any]:
-        return self._evaluation_loader("test")
+        return self._loader("test", partial(self._evaluation_batches, "test"))
 
     @override
     def predict_dataloader(self) -> DataLoader[Any]:
-        encoded = self.encoded("test")
-        return self._loader(encoded, batch_size=self.batch_size)
+        return self._loader("test", lambda: _cut(range(len(self.encoded("test"))), self.batch_size))
 
-    def _evaluation_loader(self, part: str) -> DataLoader[Any]:
-        encoded = self.encoded(part)
-        order = sorted(range(len(encoded)), key=lambda index: _length(encoded.items[index]))
-        return self._loader(Subset(encoded, order), batch_size=self.batch_size)
+    def _read(self, part: str) -> list[Pair]:
+        if self._corpus is None:
+            return load_pairs(self.languages, _PARTS[part], self.root)
+        pairs, skipped, absent = self._corpus.pairs(self.languages, _PARTS[part])
+        message = f"{part}: {len(pairs):,} pairs from {self._corpus.folder}; {skipped}"
+        (rank_zero_warn if skipped.total or absent else rank_zero_info)(
+            message + (f"; no such part for {', '.join(absent)}" if absent else "")
+        )
+        return pairs
 
-    def _loader(self, dataset: Dataset[EncodedPair], **batches: Any) -> DataLoader[Any]:
+    def _training_batches(self) -> Iterable[list[int]]:
+        encoded = self.encoded("train")
+        order: Any = RandomSampler(encoded)
+        if self.temperature is not None:
+            pairs = self.pairs("train")
+            weights = sampling_weights([pairs[item.index].language for item in encoded.items], self.temperature)
+            order = WeightedRandomSampler(weights.tolist(), len(encoded))
+        if self.batch_tokens is not None:
+            return TokenBatches(order, encoded.items, self.batch_tokens)
+        return SimilarLengths(order, encoded.items, self.batch_size)
+
+    def _evaluation_batches(self, part: str) -> Iterable[list[int]]:
+        items = self.encoded(part).items
+        if self.batch_tokens is not None:
+            # A list: their number is known.
+            return list(TokenBatches(SequentialSampler(items), items, self.batch_tokens, shuffle=False))
+        return _cut(sorted(range(len(items)), key=lambda index: length_of(items[index])), self.batch_size)
+
+    def _loader(self, part: str, batches: Callable[[], Iterable[list[int]]]) -> DataLoader[Any]:
         return DataLoader(
-            dataset,
+            _Sentences(partial(self.encoded, part)),
+            batch_sampler=_Batches(batches),
             num_workers=self.num_workers,
-            collate_fn=partial(_as_inputs_and_targets, pad_id=self.vocabulary.pad_id),
+            collate_fn=_as_inputs_and_targets,
             persistent_workers=self.num_workers > 0,
-            **batches,
         )
 
 
-class SimilarLengths(Sampler[list[int]]):
-    """Batches of sentences of similar length, so that little is padding, in random order.
+class _Sentences(Dataset[EncodedPair]):
+    """Sentences that are read when the first is asked for: on the ranks that read no data, never."""
 
-    The order is cut into pools of 16 batches; each pool is sorted by length and cut into batches, which are shuffled.
-
-    Args:
-        order: sampler of single sentences, as long as an epoch.
-        items: the sentences.
-        batch_size: sentences of a batch; only the last batch of an epoch's last pool may have fewer.
-    """
-
-    def __init__(self, order: Sampler[int], items: Sequence[EncodedPair], batch_size: int) -> None:
-        self._order = order
-        self._items = items
-        self._batch_size = batch_size
+    def __init__(self, read: Callable[[], EncodedPairs]) -> None:
+        self._read = read
 
     def __len__(self) -> int:
-        return math.ceil(len(self._order) / self._batch_size)  # type: ignore[arg-type]
+        return len(self._read())
+
+    def __getitem__(self, index: int) -> EncodedPair:
+        return self._read()[index]
+
+
+class _Batches(Sampler[list[int]]):
+    """Batches that are made when the first is asked for, likewise."""
+
+    def __init__(self, make: Callable[[], Iterable[list[int]]]) -> None:
+        self._make = make
+        self._batches: Iterable[list[int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._made())  # type: ignore[arg-type]  # TypeError where their number is not known in advance
 
     def __iter__(self) -> Iterator[list[int]]:
-        pool: list[int] = []
-        for index in self._order:
-            pool.append(index)
-            if len(pool) == _POOL * self._batch_size:
-                yield from self._batches(pool)
-                pool = []
-        yield from self._batches(pool)
+        return iter(self._made())  # made at once, no generator: before workers start, which then share the sentences
 
-    def _batches(self, pool: list[int]) -> Iterator[list[int]]:
-        by_length = sorted(pool, key=lambda index: _length(self._items[index]))
-        batches = [by_length[begin : begin + self._batch_size] for begin in range(0, len(pool), self._batch_size)]
-        for number in torch.randperm(len(batches)).tolist():
-            yield batches[number]
+    def _made(self) -> Iterable[list[int]]:
+        if self._batches is None:
+            self._batches = self._make()
+        return self._batches
 
 
-def _length(item: EncodedPair) -> tuple[int, int]:
-    return len(item.target), len(item.source)
+def _cut(order: Sequence[int], size: int) -> list[list[int]]:
+    return [list(order[begin : begin + size]) for begin in range(0, len(order), size)]
 
 
-def _as_inputs_and_targets(items: Sequence[EncodedPair], pad_id: int) -> Any:
-    source, target_in, target_out = collate(items, pad_id)
+def _longest(max_source: int | None, max_target: int | None) -> int:
+    """Tokens of the longest pair, as far as it is limited."""
+    return sum(limit + 1 for limit in (max_source, max_target) if limit is not None)
+
+
+def _as_inputs_and_targets(items: Sequence[EncodedPair]) -> Any:
+    source, target_in, target_out = collate(items, PAD_ID)
     return (source, target_in), target_out
 
 

@@ -95,13 +95,14 @@ def test_weights_of_sentences_add_up_to_their_language() -> None:
     assert len(weights[:90].unique()) == 1
 
 
-def test_sampled_lines_repeat_small_languages_and_hold_english_once() -> None:
+def test_sampled_lines_repeat_small_languages_but_no_english() -> None:
     pairs = [Pair("big", f"b{number}", f"e{number}", number) for number in range(90)]
     pairs += [Pair("small", f"s{number}", f"e{number}", number) for number in range(10)]
     lines = Counter(sample_lines(pairs, 60, math.inf, seed=1))
     assert sum(lines[f"b{number}"] for number in range(90)) == 30 and max(lines[f"b{n}"] for n in range(90)) == 1
     assert [lines[f"s{number}"] for number in range(10)] == [3] * 10
-    assert [lines[f"e{number}"] for number in range(90)] == [1] * 90
+    assert sum(lines[f"e{number}"] for number in range(90)) == 60 and max(lines[f"e{n}"] for n in range(90)) == 1
+    assert [Counter(sample_lines(pairs, 90, seed=1))[f"e{number}"] for number in range(90)] == [1] * 90
     assert sample_lines(pairs, 60, seed=1) == sample_lines(pairs, 60, seed=1) != sample_lines(pairs, 60, seed=2)
 
 

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from torch.utils.data import SequentialSampler
 
 from repro.datasets.batches import EncodedPair
+from repro.datasets.bucketing import SimilarLengths
 from repro.datasets.paths import DataError
 from repro.errors import UserError
 from repro.gpipe import GPipeStrategy
 from repro.tasks.bleu import baselines, unigram_nll
 from repro.tasks.translation import Translation, TranslationDataModule
-from repro.tasks.translation_data import SimilarLengths
 from tests.tasks.conftest import VOCABULARY
 
 SMALL: dict[str, Any] = {
