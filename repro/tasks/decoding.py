@@ -1,59 +1,18 @@
-"""Greedy decoding of the encoder-decoder Transformer, on one device, from the unsplit model."""
+"""Translations from the unsplit model, on one device: greedy, or by beam search; both keep keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from repro.models.transformer import DecoderLayer, PairEmbedding
+from repro.models.incremental import IncrementalDecoder
+from repro.tasks.beam_search import beam_search
 
-
-@torch.no_grad()
-def greedy_decode(
-    model: nn.Sequential, source: Tensor, *, bos_id: int, eos_id: int, pad_id: int, max_length: int
-) -> Tensor:
-    """The most probable next token, again and again, until the end token or ``max_length`` tokens.
-
-    The encoder runs once for the batch. Sentences that have ended leave the batch, so every step works on rows of the
-    same length and no padding enters the decoder.
-
-    Args:
-        model: ``repro.models.transformer`` unsplit: embedding, encoder layers, decoder layers, logits. It is put into
-            evaluation mode and back.
-        source: tokens (B, S), padded with ``pad_id``.
-        bos_id: first input of the decoder.
-        eos_id: ends a sentence.
-        pad_id: fills a row behind its end.
-        max_length: most tokens of an answer, the end token included.
-
-    Returns:
-        Tokens (B, T) with T <= ``max_length``, without the begin token; a row that ended has its end token.
-    """
-    embed = model[0]
-    assert isinstance(embed, PairEmbedding)
-    layers = list(model)
-    decoder = next(index for index, layer in enumerate(layers) if isinstance(layer, DecoderLayer))
-    answers = torch.full((len(source), max_length), pad_id, dtype=torch.int64, device=source.device)
-    was_training = model.training
-    model.eval()
-    try:
-        tokens = torch.full((len(source), 1), bos_id, dtype=torch.int64, device=source.device)
-        memory, mask, _ = model[:decoder]((source, tokens))
-        rows = torch.arange(len(source), device=source.device)
-        for position in range(max_length):
-            _, _, states = model[decoder:-1]((memory, mask, embed.embedding(tokens)))
-            best = model[-1]((memory, mask, states[:, -1:]))[:, 0].argmax(dim=-1)
-            answers[rows, position] = best
-            going = best != eos_id
-            if not going.any():
-                return answers[:, : position + 1]
-            rows, memory, mask = rows[going], memory[going], mask[going]
-            tokens = torch.cat([tokens[going], best[going, None]], dim=1)
-    finally:
-        model.train(was_training)
-    return answers
+LENGTH_PENALTY = 0.6
+"""Exponent of the length penalty of beam search: the published choice of Vaswani et al. 2017 (there with beam 4)."""
 
 
 def decode_sentences(
@@ -63,35 +22,104 @@ def decode_sentences(
     bos_id: int,
     eos_id: int,
     pad_id: int,
+    beam_size: int = 1,
+    length_penalty: float = LENGTH_PENALTY,
     batch_size: int = 128,
     device: torch.device | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """Greedy answers to many sources, in their order; each may be twice as long as its source and ten tokens more.
+    """Answers to many sources, in their order; each may be twice as long as its source and ten tokens more.
 
     Args:
-        model: as for ``greedy_decode``.
+        model: ``repro.models.transformer`` unsplit: embedding, encoder layers, decoder layers, logits. It is put into
+            evaluation mode and back.
         sources: pieces of each sentence, the end piece included.
-        bos_id: as for ``greedy_decode``, like ``eos_id`` and ``pad_id``.
+        bos_id: first input of the decoder, and never part of an answer, as ``pad_id``.
+        eos_id: ends a sentence.
+        pad_id: the padding token.
+        beam_size: hypotheses of a sentence; 1 is greedy.
+        length_penalty: exponent of the length penalty of beam search (see ``beam_search.length_penalty``); greedy has
+            none.
         batch_size: sentences at a time; those of similar length go together.
         device: of the model; the CPU by default.
+        progress: called with how many sentences are done, of how many.
 
     Returns:
         Pieces up to the end piece, without it.
+
+    Raises:
+        UserError: ``beam_size`` or ``length_penalty`` out of range.
     """
     answers: list[list[int]] = [[] for _ in sources]
     by_length = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    special = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     for begin in range(0, len(by_length), batch_size):
         chosen = by_length[begin : begin + batch_size]
         longest = len(sources[chosen[-1]])
         padded = [[*sources[index], *[pad_id] * (longest - len(sources[index]))] for index in chosen]
-        decoded = greedy_decode(
-            model,
-            torch.tensor(padded, device=device),
-            bos_id=bos_id,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            max_length=2 * longest + 10,
-        )
-        for index, row in zip(chosen, decoded.tolist(), strict=True):
-            answers[index] = row[: row.index(eos_id)] if eos_id in row else [piece for piece in row if piece != pad_id]
+        source = torch.tensor(padded, device=device)
+        limits = torch.tensor([2 * len(sources[index]) + 10 for index in chosen], device=device)
+        if beam_size == 1:
+            decoded = greedy_decode(model, source, max_lengths=limits, **special)
+        else:
+            with evaluating(model):
+                found = beam_search(
+                    model, source, beam_size=beam_size, exponent=length_penalty, max_lengths=limits, **special
+                )
+            decoded = [list(hypothesis.tokens) for hypothesis in found]
+        for index, row in zip(chosen, decoded, strict=True):
+            answers[index] = row[:-1] if row[-1] == eos_id else row
+        if progress is not None:
+            progress(begin + len(chosen), len(by_length))
     return answers
+
+
+def greedy_decode(
+    model: nn.Sequential, source: Tensor, *, bos_id: int, eos_id: int, pad_id: int, max_lengths: Tensor
+) -> list[list[int]]:
+    """The most probable next token (of equal ones the lowest), again and again, to the end token or the longest length.
+
+    Sentences that have ended leave the batch; none depends on the others.
+
+    Args:
+        model: as for ``decode_sentences``.
+        source: tokens (B, S), padded with ``pad_id``.
+        bos_id: first input of the decoder, and never part of an answer, as ``pad_id``.
+        eos_id: ends a sentence.
+        pad_id: the padding token.
+        max_lengths: (B,), the most tokens of each answer, the end token included; at least 1.
+
+    Returns:
+        Tokens of each answer, without the begin token; one that ended has its end token.
+    """
+    with evaluating(model):
+        decoder = IncrementalDecoder(model, source)
+        rows = torch.arange(len(source), device=source.device)
+        never = torch.tensor([pad_id, bos_id], device=source.device)
+        tokens = torch.full((len(source), 1), bos_id, dtype=torch.int64, device=source.device)
+        taken: list[tuple[Tensor, Tensor]] = []
+        while len(rows):
+            best = decoder.step(tokens)[:, 0].index_fill(-1, never, -torch.inf).argmax(dim=-1)
+            taken.append((rows, best))
+            going = ((best != eos_id) & (len(taken) < max_lengths)).nonzero().flatten()
+            tokens = best[:, None]
+            if len(going) < len(rows):
+                decoder.keep(going)
+                rows, tokens, max_lengths = rows[going], tokens[going], max_lengths[going]
+    answers: list[list[int]] = [[] for _ in range(len(source))]
+    for numbers, pieces in taken:
+        for number, piece in zip(numbers.tolist(), pieces.tolist(), strict=True):
+            answers[number].append(piece)
+    return answers
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and no gradients; both come back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

@@ -19,7 +19,7 @@ from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.transformer import transformer
 from repro.tasks.bleu import baselines, corpus_bleu, unigram_nll
-from repro.tasks.decoding import decode_sentences
+from repro.tasks.decoding import LENGTH_PENALTY, decode_sentences
 from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
 from repro.tasks.translation_data import TranslationDataModule
 
@@ -31,7 +31,7 @@ class Translation(PipelineModule):
 
     Logged: ``loss`` (smoothed), ``accuracy`` (of the next token, given the reference so far), and in evaluation ``nll``
     (not smoothed, natural logarithm, per token) and ``perplexity``. After a test epoch over ``TranslationDataModule``
-    also ``test_bleu`` of greedy decoding, beside ``test_bleu_copy`` and ``test_bleu_nearest`` (copying the source; the
+    also ``test_bleu`` of its translations, beside ``test_bleu_copy`` and ``test_bleu_nearest`` (copying the source; the
     English of the most similar training source) and ``test_unigram_nll``.
 
     Args:
@@ -45,6 +45,8 @@ class Translation(PipelineModule):
         dropout: on embeddings and on what each sub-layer adds.
         split_sublayers: make every sub-layer a layer, to balance stages more finely.
         pad_id: the padding token.
+        scale_ffn_init: start the feed-forward layers smaller the more layers there are, for deep models.
+        logit_clip: largest magnitude of a logit, for deep models; None: no limit.
         label_smoothing: probability mass that is spread over all pieces.
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         learning_rate: its peak.
@@ -57,6 +59,8 @@ class Translation(PipelineModule):
         decay_rate: factor of "exponential".
         decay_steps: optimizer steps between two factors of "exponential".
         bleu: translate the test part at the end of a test epoch.
+        beam_size: hypotheses of a sentence when it translates; 1 is greedy.
+        length_penalty: exponent of the length penalty of beam search.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Translation(PipelineModule):
         dropout: float = 0.1,
         split_sublayers: bool = False,
         pad_id: int = 0,
+        scale_ffn_init: bool = False,
+        logit_clip: float | None = None,
         label_smoothing: float = 0.1,
         optimizer: OptimizerName = "adam",
         learning_rate: float = 1e-3,
@@ -83,6 +89,8 @@ class Translation(PipelineModule):
         decay_rate: float = 0.97,
         decay_steps: int = 1,
         bleu: bool = True,
+        beam_size: int = 1,
+        length_penalty: float = LENGTH_PENALTY,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -101,6 +109,8 @@ class Translation(PipelineModule):
             dropout=h.dropout,
             pad_id=h.pad_id,
             split_sublayers=h.split_sublayers,
+            scale_ffn_init=h.scale_ffn_init,
+            logit_clip=h.logit_clip,
         )
 
     @override
@@ -174,6 +184,8 @@ class Translation(PipelineModule):
             bos_id=vocabulary.bos_id,
             eos_id=vocabulary.eos_id,
             pad_id=vocabulary.pad_id,
+            beam_size=self.hparams["beam_size"],
+            length_penalty=self.hparams["length_penalty"],
             device=self.device,
         )
         hypotheses = [vocabulary.decode(answer) for answer in answers]
