@@ -42,7 +42,8 @@ class TranslationDataModule(pl.LightningDataModule):
         languages: codes of the source languages; None: all that the corpus has.
         vocab_size: pieces of the shared SentencePiece vocabulary.
         batch_size: sentence pairs of a mini-batch, per replica, unless ``batch_tokens`` says otherwise.
-        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none.
+        max_source: longest source in training and validation, in pieces; None: no limit. The test part has none unless
+            ``short_test`` says so.
         max_target: likewise of the target.
         temperature: training pairs are drawn by language with p ~ size^(1/temperature); None: every pair once an epoch.
         limit_train: only so many training pairs.
@@ -60,6 +61,10 @@ class TranslationDataModule(pl.LightningDataModule):
             target, each with its end piece). None: batches of ``batch_size`` rows.
         vocab_lines: sentences of the sources, drawn by language with temperature 5, and most sentences of the target
             that the vocabulary is trained on.
+        vocabulary_languages: languages that the vocabulary is made for; None: ``languages``. A model of fewer languages
+            then has the pieces of another model.
+        limit_test_per_language: only so many test pairs of each language, spread evenly over them.
+        short_test: leave out test pairs longer than ``max_source`` and ``max_target``, before limiting their number.
     """
 
     def __init__(
@@ -82,6 +87,9 @@ class TranslationDataModule(pl.LightningDataModule):
         target: str = "en",
         batch_tokens: int | None = None,
         vocab_lines: int = LINES,
+        vocabulary_languages: list[str] | None = None,
+        limit_test_per_language: int | None = None,
+        short_test: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -113,6 +121,9 @@ class TranslationDataModule(pl.LightningDataModule):
         self.seed = seed
         self.batch_tokens = batch_tokens
         self.vocab_lines = vocab_lines
+        self.vocabulary_languages = vocabulary_languages
+        self.limit_test_per_language = limit_test_per_language
+        self.short_test = short_test
         self._corpus: ParallelCorpus | None = None
         if corpus != "packaged" and folder is not None:
             self._corpus = open_corpus(corpus, folder, target, stems)
@@ -137,7 +148,9 @@ class TranslationDataModule(pl.LightningDataModule):
     def vocabulary(self) -> Vocabulary:
         """The pieces that source and target share."""
         if self._vocabulary is None:
-            pairs = self.pairs("train") if self.limits["train"] is None else self._read("train")
+            others = self.vocabulary_languages
+            read = self.limits["train"] is not None or others is not None
+            pairs = self._read("train", others) if read else self.pairs("train")
             cache = packaged_root(self.root) / CACHE
             self._vocabulary = vocabulary_of(pairs, cache, self.vocab_size, self.seed, lines=self.vocab_lines)
         return self._vocabulary
@@ -145,7 +158,10 @@ class TranslationDataModule(pl.LightningDataModule):
     def pairs(self, part: str) -> list[Pair]:
         """The sentences of "train", "val" or "test"; ``encoded(part).items[i].index`` is a place in this list."""
         if part not in self._pairs:
-            self._pairs[part] = _spread(self._read(part), self.limits[part])
+            pairs = self._read(part)
+            if part == "test":
+                pairs = self._chosen_tests(pairs)
+            self._pairs[part] = _spread(pairs, self.limits[part])
         return self._pairs[part]
 
     def encoded(self, part: str) -> EncodedPairs:
@@ -174,10 +190,22 @@ class TranslationDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("test", lambda: _cut(range(len(self.encoded("test"))), self.batch_size))
 
-    def _read(self, part: str) -> list[Pair]:
+    def _chosen_tests(self, pairs: list[Pair]) -> list[Pair]:
+        if self.short_test:
+            short = EncodedPairs(pairs, self.vocabulary, self.max_source, self.max_target)
+            pairs = [pairs[item.index] for item in short.items]
+        if self.limit_test_per_language is None:
+            return pairs
+        by_language: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            by_language.setdefault(pair.language, []).append(pair)
+        return [pair for some in by_language.values() for pair in _spread(some, self.limit_test_per_language)]
+
+    def _read(self, part: str, languages: list[str] | None = None) -> list[Pair]:
+        languages = self.languages if languages is None else languages
         if self._corpus is None:
-            return load_pairs(self.languages, _PARTS[part], self.root)
-        pairs, skipped, absent = self._corpus.pairs(self.languages, _PARTS[part])
+            return load_pairs(languages, _PARTS[part], self.root)
+        pairs, skipped, absent = self._corpus.pairs(languages, _PARTS[part])
         message = f"{part}: {len(pairs):,} pairs from {self._corpus.folder}; {skipped}"
         (rank_zero_warn if skipped.total or absent else rank_zero_info)(
             message + (f"; no such part for {', '.join(absent)}" if absent else "")
