@@ -1,4 +1,4 @@
-"""BLEU of a translator and of what it has to beat, and the likelihood under the simplest language model."""
+"""BLEU and chrF of a translator and of what it has to beat, and the likelihood under the simplest language model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from repro.datasets.translation import Pair
 
 
 @dataclass(frozen=True)
-class Bleu:
-    """Corpus BLEU, 0 to 100, and sacrebleu's signature of how it was computed."""
+class Score:
+    """A corpus's BLEU or chrF, 0 to 100, and sacrebleu's signature of how it was computed."""
 
     score: float
     signature: str
@@ -26,15 +26,23 @@ class Bleu:
 class Baselines:
     """What a translator has to beat on the same sentences: BLEU of copying and of the nearest training sentence."""
 
-    copy: Bleu
-    nearest: Bleu
+    copy: Score
+    nearest: Score
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Corpus BLEU by sacrebleu's defaults (13a tokens, mixed case), one reference per sentence."""
-    metric = sacrebleu.BLEU()
+    return _score(sacrebleu.BLEU(), hypotheses, references)
+
+
+def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Corpus chrF2 by sacrebleu's defaults (character 1- to 6-grams, no words), one reference per sentence."""
+    return _score(sacrebleu.CHRF(), hypotheses, references)
+
+
+def _score(metric: sacrebleu.BLEU | sacrebleu.CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     score = metric.corpus_score(list(hypotheses), [list(references)])
-    return Bleu(score.score, str(metric.get_signature()))
+    return Score(score.score, str(metric.get_signature()))
 
 
 def baselines(training: Sequence[Pair], test: Sequence[Pair]) -> Baselines:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from repro.datasets.translation import Pair
 from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.transformer import transformer
-from repro.tasks.bleu import baselines, corpus_bleu, unigram_nll
+from repro.tasks.bleu import baselines, corpus_bleu, corpus_chrf, unigram_nll
 from repro.tasks.decoding import LENGTH_PENALTY, decode_sentences
 from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
 from repro.tasks.translation_data import TranslationDataModule
+from repro.tasks.translation_files import write_translations
 
 __all__ = ["Translation", "TranslationDataModule"]
 
@@ -31,8 +29,8 @@ class Translation(PipelineModule):
 
     Logged: ``loss`` (smoothed), ``accuracy`` (of the next token, given the reference so far), and in evaluation ``nll``
     (not smoothed, natural logarithm, per token) and ``perplexity``. After a test epoch over ``TranslationDataModule``
-    also ``test_bleu`` of its translations, beside ``test_bleu_copy`` and ``test_bleu_nearest`` (copying the source; the
-    English of the most similar training source) and ``test_unigram_nll``.
+    also ``test_bleu`` and ``test_chrf`` of its translations, beside ``test_bleu_copy`` and ``test_bleu_nearest``
+    (copying the source; the English of the most similar training source) and ``test_unigram_nll``.
 
     Args:
         num_layers: L, encoder layers, and decoder layers unless ``num_decoder_layers`` says otherwise.
@@ -59,6 +57,8 @@ class Translation(PipelineModule):
         decay_rate: factor of "exponential".
         decay_steps: optimizer steps between two factors of "exponential".
         bleu: translate the test part at the end of a test epoch.
+        baselines: judge copying, the nearest training sentence and piece frequencies beside it: seconds on the packaged
+            corpus, hours on millions of sentences.
         beam_size: hypotheses of a sentence when it translates; 1 is greedy.
         length_penalty: exponent of the length penalty of beam search.
     """
@@ -89,6 +89,7 @@ class Translation(PipelineModule):
         decay_rate: float = 0.97,
         decay_steps: int = 1,
         bleu: bool = True,
+        baselines: bool = True,
         beam_size: int = 1,
         length_penalty: float = LENGTH_PENALTY,
     ) -> None:
@@ -190,16 +191,23 @@ class Translation(PipelineModule):
         )
         hypotheses = [vocabulary.decode(answer) for answer in answers]
         judged = [pairs[item.index] for item in encoded.items]
-        bleu = corpus_bleu(hypotheses, [pair.english for pair in judged])
-        others = baselines(data.pairs("train"), judged)
+        references = [pair.english for pair in judged]
+        bleu, chrf = corpus_bleu(hypotheses, references), corpus_chrf(hypotheses, references)
         rank_zero_info(
-            f"BLEU on {len(judged)} held-out sentences: {bleu.score:.2f}; copying the source {others.copy.score:.2f}, "
-            f"nearest training sentence {others.nearest.score:.2f} ({bleu.signature})"
+            f"{len(judged)} held-out sentences: BLEU {bleu.score:.2f} ({bleu.signature}), chrF {chrf.score:.2f} "
+            f"({chrf.signature})"
         )
         if folder is not None:
-            _write_translations(Path(folder), judged, hypotheses)
-        return {
-            "bleu": bleu.score,
+            write_translations(Path(folder), judged, hypotheses)
+        found = {"bleu": bleu.score, "chrf": chrf.score}
+        if not self.hparams["baselines"]:
+            return found
+        others = baselines(data.pairs("train"), judged)
+        rank_zero_info(
+            f"on the same sentences: BLEU of copying the source {others.copy.score:.2f}, of the nearest training "
+            f"sentence {others.nearest.score:.2f}"
+        )
+        return found | {
             "bleu_copy": others.copy.score,
             "bleu_nearest": others.nearest.score,
             "unigram_nll": unigram_nll(
@@ -227,12 +235,3 @@ class Translation(PipelineModule):
     def _count(self, targets: Tensor) -> Tensor:
         count: Tensor = (targets != self.hparams["pad_id"]).sum()
         return count
-
-
-def _write_translations(folder: Path, pairs: Sequence[Pair], hypotheses: Sequence[str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "translations.tsv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t")
-        writer.writerow(["language", "source", "reference", "translation"])
-        for pair, hypothesis in zip(pairs, hypotheses, strict=True):
-            writer.writerow([pair.language, pair.source, pair.english, hypothesis])

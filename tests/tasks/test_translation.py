@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from repro.datasets.bucketing import SimilarLengths
 from repro.datasets.paths import DataError
 from repro.errors import UserError
 from repro.gpipe import GPipeStrategy
-from repro.tasks.bleu import baselines, unigram_nll
+from repro.tasks.bleu import baselines, corpus_bleu, corpus_chrf, unigram_nll
 from repro.tasks.translation import Translation, TranslationDataModule
+from repro.tasks.translation_files import read_translations
 from tests.tasks.conftest import VOCABULARY
 
 SMALL: dict[str, Any] = {
@@ -154,10 +154,12 @@ def test_validation_logs_perplexity_and_test_logs_bleu(packaged: Path, tmp_path:
     assert float(logged["test_bleu_nearest"]) == pytest.approx(expected.nearest.score, abs=1e-4)
     unigram = unigram_nll(data.encoded("train").items, items, eos_id=3, vocab_size=VOCABULARY)
     assert float(logged["test_unigram_nll"]) == pytest.approx(unigram, abs=1e-4)
-    assert 0 <= float(logged["test_bleu"]) <= 100
-    with (tmp_path / "translations.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file, delimiter="\t"))
-    assert [row[:3] for row in rows[1:]] == [[pair.language, pair.source, pair.english] for pair in judged]
+    written, hypotheses = read_translations(tmp_path)
+    assert [(pair.language, pair.source) for pair in written] == [(pair.language, pair.source) for pair in judged]
+    references = [pair.english for pair in judged]
+    assert float(logged["test_bleu"]) == pytest.approx(corpus_bleu(hypotheses, references).score, abs=1e-4)
+    assert float(logged["test_chrf"]) == pytest.approx(corpus_chrf(hypotheses, references).score, abs=1e-4)
+    assert 0 < float(logged["test_chrf"]) <= 100
 
 
 def test_missing_data_is_told_before_work_starts(tmp_path: Path) -> None:
