@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from .averaging import ExponentialMovingAverage
 from .engine import Engine
 from .failure import PipelineError, StageError
 from .microbatch import BatchError
@@ -22,6 +23,7 @@ __all__ = [
     "BatchError",
     "Engine",
     "Event",
+    "ExponentialMovingAverage",
     "GPipeStrategy",
     "PipelineError",
     "PipelineModule",

@@ -7,7 +7,8 @@ checkpoint depends on neither K, V, D nor the schedule, and plain Lightning open
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,17 @@ def load_module_state(module: nn.Module, state: Mapping[str, Any], *, strict: bo
     Raises:
         RuntimeError: names or shapes do not fit (also those of layers on other ranks), as PyTorch words it.
     """
-    # Loading into meta tensors is a no-op that still compares names and shapes; PyTorch warns that it is one.
+    with filling_own_part():
+        module.load_state_dict(state, strict=strict)
+
+
+@contextmanager
+def filling_own_part() -> Generator[None, None, None]:
+    """Around loading a whole state dict into a module whose foreign layers are meta tensors."""
+    # Loading into them is a no-op that still compares names and shapes; PyTorch warns that it is one.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
-        module.load_state_dict(state, strict=strict)
+        yield
 
 
 def share_weights(module: nn.Module, mesh: PipelineMesh) -> None:

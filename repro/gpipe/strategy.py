@@ -492,8 +492,15 @@ class GPipeStrategy(ParallelStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        return self.module_state_dict(self._module)
+
+    def module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """The unsplit state dict of the module that is trained or of a copy of it, on the first rank; empty elsewhere.
+
+        Every rank must call it.
+        """
         with self._connected() as mesh:
-            return gather_module_state(self._module, mesh)
+            return gather_module_state(module, mesh)
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

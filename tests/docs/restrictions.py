@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from repro.gpipe import GPipeStrategy, PipelineModule, is_recomputing
+from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineModule, is_recomputing
 from tests.helpers.ranks import Pools
 
 _STRATEGY = ("remat", "schedule", "data_parallel_size", "partition", "trace")
@@ -237,6 +237,7 @@ def _lbfgs(rank: int, world_size: int) -> None:
 
 
 def _ema(rank: int, world_size: int) -> None:
+    fit(Regression(), devices=2, callbacks=[ExponentialMovingAverage()])
     fit(Regression(), devices=2, callbacks=[EMAWeightAveraging()])
 
 

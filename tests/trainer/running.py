@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import DoublePrecision, MixedPrecision
 from torch.utils.data import DataLoader, Dataset
 
 from repro.gpipe import GPipeStrategy
@@ -81,6 +81,8 @@ class Run:
         spike: a row whose inputs are a thousand times larger.
         save_at: batches after which ``<directory>/<batches>.ckpt`` is saved.
         resume: the checkpoint to go on from.
+        callbacks: what makes further callbacks, which are called after the recorder.
+        prebuilt: make the layers, in double precision, before the Trainer has the module.
         kind: the class of the module.
         module: its arguments.
         trainer: arguments of the Trainer; precision "16-scaled" is 16-mixed with a gradient scaler, which Lightning
@@ -96,6 +98,8 @@ class Run:
     stopping: Mapping[str, Any] | None = None
     save_at: tuple[int, ...] = ()
     resume: str | None = None
+    callbacks: tuple[Callable[[], pl.Callback], ...] = ()
+    prebuilt: bool = False
     kind: type[Regression] = Regression
     module: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
@@ -174,7 +178,7 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
     with untouched():
         own_seed(5 if run.resume is None else 6)
         recorder = Recorder(folder, run.save_at)
-        callbacks: list[pl.Callback] = [recorder]
+        callbacks: list[pl.Callback] = [recorder, *(make() for make in run.callbacks)]
         best = None
         if run.checkpoint is not None:
             best = ModelCheckpoint(folder / "kept", filename="{epoch}-{step}", **run.checkpoint)
@@ -195,7 +199,11 @@ def fit(pipeline: Pipeline, run: Run, directory: str) -> dict[str, Any]:
         runner = trainer(
             pipeline, callbacks=callbacks, enable_checkpointing=best is not None, default_root_dir=folder, **arguments
         )
-        runner.fit(run.kind(**run.module), train, validate, ckpt_path=run.resume, weights_only=False)
+        module = run.kind(**run.module)
+        if run.prebuilt:
+            with DoublePrecision().module_init_context():
+                module.configure_model()
+        runner.fit(module, train, validate, ckpt_path=run.resume, weights_only=False)
         return {
             "metrics": {name: value.item() for name, value in runner.callback_metrics.items()},
             "steps": recorder.steps,
