@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from repro.arguments import suggest
 from repro.errors import UserError
-from repro.gpipe import GPipeStrategy, PipelineError, PipelineModule, StageError
+from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineError, PipelineModule, StageError
 from repro.tasks.image_classification import ImageClassification
 from repro.tasks.image_data import ImageDataModule
 from repro.tasks.translation import Translation, TranslationDataModule
@@ -32,7 +32,14 @@ RESULTS = "results/local"
 """Where logs and checkpoints of one's own runs go, below the current folder."""
 
 # Imported so that a config may call them by their short names.
-CLASSES = (ImageClassification, ImageDataModule, Translation, TranslationDataModule, GPipeStrategy)
+CLASSES = (
+    ImageClassification,
+    ImageDataModule,
+    Translation,
+    TranslationDataModule,
+    GPipeStrategy,
+    ExponentialMovingAverage,
+)
 
 _NOISE = (
     # Of the libraries below, about their own future; a person who trains a model can do nothing about them.

@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from repro.gpipe import ExponentialMovingAverage
 from repro.gpipe.averaging import warmed_up
+from repro.tasks.cli import ReproCLI
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Regression
-from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, load
+from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, load, untouched
 
 K2, K3 = Pipeline(2), Pipeline(3)
 AVERAGE = ("state_dict", "current_model_state", "averaging_state")
@@ -143,6 +144,16 @@ def test_the_best_checkpoint_is_chosen_by_the_average(pools: Pools, tmp_path: Pa
         for said in outcome.ranks:
             assert said["best"][1] == min(epoch["val_loss"] for epoch in said["epochs"])
         assert list(best["current_model_state"]) == list(best["state_dict"])
+
+
+def test_a_config_calls_it_by_its_short_name(tmp_path: Path) -> None:
+    path = tmp_path / "average.yaml"
+    path.write_text("trainer: {callbacks: [{class_path: ExponentialMovingAverage, init_args: {decay: 0.9}}]}")
+    configs = [f"--config={name}" for name in ("configs/amoebanet/base.yaml", "configs/amoebanet/laptop.yaml", path)]
+    with untouched():
+        runner = ReproCLI(configs, run=False).trainer
+    (average,) = [callback for callback in runner.callbacks if isinstance(callback, EMAWeightAveraging)]
+    assert isinstance(average, ExponentialMovingAverage) and average.should_update(step_idx=0)
 
 
 @pytest.mark.parametrize(("updates", "kept"), [(1, 2 / 11), (90, 91 / 100), (10_000, 0.95)])
