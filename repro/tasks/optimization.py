@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from repro.errors import UserError
 
-OptimizerName = Literal["adam", "adamw", "rmsprop", "sgd"]
+OptimizerName = Literal["adafactor", "adam", "adamw", "rmsprop", "sgd"]
 ScheduleName = Literal["constant", "one_cycle", "inverse_sqrt", "exponential"]
 
 
@@ -30,14 +30,23 @@ def make_optimizer(
 ) -> Optimizer:
     """An optimizer with two groups: matrices and filters decay, vectors (biases, norms) do not.
 
+    ``adafactor`` is PyTorch's (Shazeer and Stern 2018). What a step moves is relative: the learning rate times the root
+    mean square of the parameter (at least 1e-3), where the learning rate is never above 1/sqrt(step). Each parameter's
+    update is clipped to a root mean square of 1.0 before that; of the squared gradients of a matrix only the means of
+    rows and of columns are kept, in a moving average whose decay is 1 - step^-0.8. There is no momentum. The recipe of
+    M4 (Arivazhagan et al. 2019: learning rate "3.0, 40k warm-up", then the inverse square root, clipping 1.0) is for
+    another implementation. Read as 3.0/sqrt(step) it is learning_rate 3.0/sqrt(40000) = 0.015 with the schedule
+    ``inverse_sqrt`` and 40,000 warm-up steps here, of which PyTorch's class takes min(0.015 x step/40000,
+    1/sqrt(step)), the schedule of Shazeer and Stern after a warm-up.
+
     Args:
-        name: which; ``adamw`` decays apart from the gradient, the others add the decay to it.
+        name: which; ``adamw`` and ``adafactor`` decay apart from the gradient, the others add the decay to it.
         parameters: names and parameters; those that are on the meta device (other ranks') count too.
         learning_rate: before the schedule.
         weight_decay: of the first group.
-        momentum: beta 1 of Adam, momentum of the others.
-        second_momentum: beta 2 of Adam, decay of RMSProp's mean square; SGD has none.
-        epsilon: added to the denominator; SGD has none.
+        momentum: beta 1 of Adam, momentum of the others; Adafactor has none.
+        second_momentum: beta 2 of Adam, decay of RMSProp's mean square; SGD and Adafactor have none.
+        epsilon: added to the denominator; SGD and Adafactor have none.
 
     Raises:
         UserError: a number out of range.
@@ -61,7 +70,9 @@ def make_optimizer(
         return RMSprop(groups, lr=learning_rate, alpha=second_momentum, momentum=momentum, eps=epsilon)
     if name == "sgd":
         return SGD(groups, lr=learning_rate, momentum=momentum)
-    raise UserError(f"unknown optimizer={name!r}; choose one of adam, adamw, rmsprop, sgd")
+    if name == "adafactor":
+        return Adafactor(groups, lr=learning_rate)
+    raise UserError(f"unknown optimizer={name!r}; choose one of adafactor, adam, adamw, rmsprop, sgd")
 
 
 def learning_rate_factor(

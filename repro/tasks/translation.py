@@ -46,10 +46,10 @@ class Translation(PipelineModule):
         scale_ffn_init: start the feed-forward layers smaller the more layers there are, for deep models.
         logit_clip: largest magnitude of a logit, for deep models; None: no limit.
         label_smoothing: probability mass that is spread over all pieces.
-        optimizer: "adam", "adamw", "rmsprop" or "sgd".
-        learning_rate: its peak.
+        optimizer: "adafactor", "adam", "adamw", "rmsprop" or "sgd".
+        learning_rate: its peak; of Adafactor relative to the size of each parameter (``optimization.make_optimizer``).
         weight_decay: of matrices; biases and norms do not decay.
-        momentum: beta 1 of Adam, momentum of the others.
+        momentum: beta 1 of Adam, momentum of the others; Adafactor has none.
         second_momentum: beta 2 of Adam, decay of RMSProp.
         epsilon: in the denominator of Adam and RMSProp.
         schedule: "constant", "one_cycle", "inverse_sqrt" or "exponential", after the warm-up.

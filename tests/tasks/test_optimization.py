@@ -21,6 +21,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("adafactor", torch.optim.Adafactor),
         ("adam", torch.optim.Adam),
         ("adamw", torch.optim.AdamW),
         ("rmsprop", torch.optim.RMSprop),
@@ -40,6 +41,26 @@ def test_matrices_decay_and_vectors_do_not(name: Any, kind: type) -> None:
 def test_parameters_of_other_ranks_are_grouped_too() -> None:
     optimizer = make_optimizer("adamw", nn.Linear(3, 2, device="meta").named_parameters(), **OPTIONS)
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
+
+
+@pytest.mark.parametrize(("learning_rate", "steps", "expected"), [(0.1, 1, 0.1), (5.0, 1, 1.0), (5.0, 4, 0.5)])
+def test_a_step_of_adafactor_is_relative_limited_and_clipped(learning_rate: float, steps: int, expected: float) -> None:
+    """With a gradient of all ones the update is one everywhere, times the parameter's size, whatever that is."""
+    for scale in (1e2, 1e-2):
+        weight = nn.Parameter(torch.full((3, 2), scale, dtype=torch.float64))
+        options = OPTIONS | {"learning_rate": learning_rate, "weight_decay": 0.0}
+        optimizer = make_optimizer("adafactor", [("weight", weight)], **options)
+        for _ in range(steps):
+            before = weight.detach().clone()
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        moved = (weight.detach() - before) / before.square().mean().sqrt()
+        torch.testing.assert_close(moved, torch.full_like(moved, -expected))
+    weight.grad = torch.full_like(weight, 1e6)  # far above the average so far: clipped to a mean square of one
+    before = weight.detach().clone()
+    optimizer.step()
+    size = max(1e-3, before.square().mean().sqrt().item())
+    assert (weight.detach() - before).square().mean().sqrt() / size <= min(learning_rate, (steps + 1) ** -0.5) * 1.0001
 
 
 @pytest.mark.parametrize(

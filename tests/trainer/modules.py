@@ -18,6 +18,7 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=0.05),
     "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "sgd": partial(torch.optim.SGD, lr=0.05),
+    "adafactor": partial(torch.optim.Adafactor, lr=0.1),
 }
 
 

@@ -32,13 +32,13 @@ class Chain:
     scheduler: str = "step"
     shuffle: bool = True
     workers: int = 0
+    optimizer: str = "adamw"
 
     @property
     def run(self) -> Run:
         """The uninterrupted run."""
-        return WHOLE.but(
-            shuffle=self.shuffle, workers=self.workers, module={"layers": self.layers, "scheduler": self.scheduler}
-        )
+        module = {"layers": self.layers, "scheduler": self.scheduler, "optimizer": self.optimizer}
+        return WHOLE.but(shuffle=self.shuffle, workers=self.workers, module=module)
 
 
 CHAINS = {
@@ -60,6 +60,7 @@ CHAINS = {
     "from replicas": Chain((Pipeline(2, data_parallel_size=2), ONE), (8,), layers="plain"),
     "plateau": Chain((K3, K2, ONE), (3, 8), scheduler="plateau"),
     "frozen": Chain((K2, K3, ONE), (3, 6), layers="frozen_first"),
+    "factored states": Chain((K2, ONE, K3), (3, 6), optimizer="adafactor"),
     "empty stage": Chain((Pipeline(3, partition=(2, 2, 1)), K2, ONE), (3, 6), layers="empty_stage"),
 }
 WHAT = ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step", "loops", "gpipe")
