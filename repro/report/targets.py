@@ -19,13 +19,17 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "table1": "repro.report.table1",
         "table2": "repro.report.table2",
         "table3": "repro.report.table3",
+        "table4": "repro.report.table4",
         "remat": "repro.report.remat",
         "breakdown": "repro.report.breakdown",
         "bubble": "repro.report.bubble",
+        "figure1": "repro.report.figure1",
         "figure2": "repro.report.figure2",
         "peers": "repro.report.peers",
         "plan": "repro.report.plan_check",
         "schedules": "repro.report.schedules",
+        "figure3": "repro.report.figure3",
+        "table5": "repro.report.table5",
     }
 )
 """Each module has ``sections(results, reference) -> list[Section]`` and ``draw(rows, folder) -> None``, which writes
