@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
 from repro.gpipe import PipelineModule
-from repro.models.amoebanet import Stem, Variant, amoebanet
-from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
+from repro.models.amoebanet import NormName, Stem, Variant, amoebanet, set_drop_path
+from repro.tasks.fine_tuning import begin_with
+from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers, steps_of_run
 
 AUX_WEIGHT = 0.4
 """Weight of the auxiliary classifier's loss (Real et al. 2018)."""
@@ -35,7 +38,11 @@ class ImageClassification(PipelineModule):
         stem: "imagenet" divides the side by 8 before the first normal cell, "small" by ``stem_stride``.
         stem_stride: stride of the stem's convolution; None: 2 for "imagenet", 1 for "small".
         dropout: probability of dropping a feature before the classifier.
+        drop_path: probability of dropping an operation's output in the last cell at the end of training; it grows
+            linearly over the cells and over the optimizer steps of the run (scheduled drop-path; Real et al. 2018 keep
+            0.7, so drop 0.3).
         aux_head: whether to train an auxiliary classifier in mid-network, with weight 0.4.
+        norm: "batch" or "group": BatchNorm, whose result depends on the micro-batch, or GroupNorm, whose does not.
         bn_momentum: weight of a mini-batch in BatchNorm's running statistics.
         label_smoothing: probability mass that is spread over all classes.
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
@@ -48,6 +55,8 @@ class ImageClassification(PipelineModule):
         warmup_steps: optimizer steps of linear warm-up.
         decay_rate: factor of "exponential".
         decay_steps: optimizer steps between two factors of "exponential".
+        init_from: a checkpoint with whose weights ``fit`` begins, but for the softmax layers (fine-tuning); one of
+            the same model, with any number of classes, trained in any number of stages.
     """
 
     def __init__(
@@ -61,7 +70,9 @@ class ImageClassification(PipelineModule):
         stem: Stem = "small",
         stem_stride: int | None = None,
         dropout: float = 0.0,
+        drop_path: float = 0.0,
         aux_head: bool = False,
+        norm: NormName = "batch",
         bn_momentum: float = 0.1,
         label_smoothing: float = 0.1,
         optimizer: OptimizerName = "adamw",
@@ -74,9 +85,12 @@ class ImageClassification(PipelineModule):
         warmup_steps: int = 0,
         decay_rate: float = 0.97,
         decay_steps: int = 1,
+        init_from: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self._init_from = init_from
+        self._steps_of_run = 0
 
     @override
     def layers(self) -> list[Any]:
@@ -91,8 +105,36 @@ class ImageClassification(PipelineModule):
             stem=h.stem,
             stem_stride=h.stem_stride,
             dropout=h.dropout,
+            drop_path=h.drop_path,
+            norm=h.norm,
             bn_momentum=h.bn_momentum,
         )
+
+    @override
+    def configure_model(self) -> None:
+        super().configure_model()
+        # Not where a checkpoint is opened or evaluated, which has all weights: the file may be gone by then.
+        fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and self._init_from is not None:
+            begin_with(self, self._init_from)
+            self._init_from = None
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        self._init_from = None  # these weights take their place
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    @override
+    def on_fit_start(self) -> None:
+        if self.hparams["drop_path"]:
+            self._steps_of_run = steps_of_run(self, f"drop_path={self.hparams['drop_path']}")
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Every rank comes here, with the same number of steps; that number survives a resume.
+        if self._steps_of_run:
+            assert self.model is not None
+            set_drop_path(self.model, self.trainer.global_step / self._steps_of_run)
 
     @override
     def loss(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor) -> tuple[Tensor, int]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from repro.models.amoebanet import amoebanet
+from repro.errors import UserError
+from repro.gpipe.verification import verify
+from repro.models.amoebanet import amoebanet, set_drop_path
 from repro.tasks.image_classification import AUX_WEIGHT, ImageClassification
+from tests.helpers.ranks import Pools
+from tests.tasks.image_runs import TINY, Said, fit, fit_on_rank
+from tests.trainer.running import PLAIN, Pipeline
 
 SMALL: dict[str, Any] = {"num_layers": 3, "num_filters": 4, "stem_stride": 2}
 
@@ -74,3 +80,68 @@ def test_hyperparameters_are_saved_and_the_example_fits() -> None:
     assert module.hparams["image_size"] == 16
     assert module.example_inputs().shape == (2, 1, 16, 16)
     assert module(module.example_inputs()).shape == (2, 10)
+
+
+DROPPING = {"drop_path": 0.5, "dropout": 0.2}
+
+
+@pytest.fixture(scope="module")
+def dropping(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Said]]:
+    """The folder of a fit with drop-path in three processes, and what they say of it."""
+    folder = tmp_path_factory.mktemp("dropping")
+    job = (Pipeline(3, 2, partition=(3, 3, 2)), str(folder), {"options": DROPPING})
+    return folder, [said for (said,) in pools(3).run(fit_on_rank, [job])]
+
+
+def test_with_drop_path_and_auxiliary_head_the_curve_does_not_depend_on_the_stages(
+    dropping: tuple[Path, list[Said]], tmp_path: Path
+) -> None:
+    """The auxiliary logits travel from the second stage to the loss; masks are keyed, so recomputation draws them."""
+    _, ranks = dropping
+    one = fit(Pipeline(1, 2, local=True, remat="never"), str(tmp_path), options=DROPPING)
+    for said in ranks:
+        assert said.drop_path == one.drop_path == pytest.approx([0.5 * step / 6 for step in range(6)])
+        assert said.losses == pytest.approx(one.losses, rel=0, abs=1e-10)
+
+
+def test_drop_path_goes_on_where_it_was(dropping: tuple[Path, list[Said]], tmp_path: Path) -> None:
+    folder, ranks = dropping
+    resumed = fit(
+        Pipeline(2, 2, local=True),
+        str(tmp_path),
+        resume=str(folder / "4.ckpt"),
+        options=DROPPING,
+        num_sanity_val_steps=0,
+    )
+    assert resumed.drop_path == ranks[0].drop_path[4:]
+    assert resumed.losses == pytest.approx(ranks[0].losses[4:], rel=0, abs=1e-10)
+
+
+def test_drop_path_counts_optimizer_steps_without_a_pipeline_too(tmp_path: Path) -> None:
+    said = fit(PLAIN, str(tmp_path), options=DROPPING, accumulate_grad_batches=2, max_epochs=1)
+    assert said.drop_path == [0.0, 0.0, 0.25]  # windows of two batches and of one
+
+
+def test_drop_path_needs_a_run_with_an_end(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"drop_path=0\.5 ends with the run: set trainer\.max_steps"):
+        fit(PLAIN, str(tmp_path), options=DROPPING, max_epochs=-1)
+
+
+@pytest.mark.parametrize("remat", ["always", "never"])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_drop_path_equals_the_unsplit_model(num_stages: int, remat: str) -> None:
+    module = ImageClassification(**TINY | DROPPING)
+    module.configure_model()
+    assert module.model is not None
+    set_drop_path(module.model, 0.8)
+    batch = (torch.rand(7, 1, 8, 8), torch.arange(7) % 5)
+    outcome = verify(module, batch, num_stages=num_stages, num_micro_batches=3, remat=remat)
+    assert outcome.passed and outcome.tolerance["gradient"] <= 1e-10
+    assert outcome.dropout == 6  # five cells, and the classifier
+
+
+def test_with_group_norm_the_whole_batch_gives_the_same_gradients() -> None:
+    module = ImageClassification(**TINY | {"norm": "group"})
+    outcome = verify(module, (torch.rand(5, 1, 8, 8), torch.arange(5)), num_stages=2, num_micro_batches=5)
+    assert outcome.passed and outcome.batch_norm == 0
+    assert outcome.whole_batch is not None and outcome.whole_batch < 1e-10
