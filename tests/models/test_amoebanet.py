@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from repro.errors import UserError
 from repro.models import amoebanet
+from repro.models.amoebanet import Cell, set_drop_path, softmax_layers
 from repro.models.genotypes import AMOEBANET_A, AMOEBANET_B, AMOEBANET_D, CellGenotype
-from repro.models.operations import FactorizedReduction, batch_norm, operation
+from repro.models.operations import DropPath, FactorizedReduction, batch_norm, group_norm, operation
 
 BATCH_NORM = partial(batch_norm, momentum=0.1)
 TINY: dict[str, Any] = {"num_layers": 3, "num_filters": 8, "num_classes": 5}
@@ -38,7 +39,7 @@ def count(module: nn.Module) -> int:
         ("D", 18, 544, 542e6, 0.011),
         ("D", 36, 544, 1.05e9, 0.011),
         ("D", 72, 512, 1.8e9, 0.025),
-        ("B", 18, 512, 557e6, 0.0009),
+        ("B", 18, 512, 557.3e6, 0.0001),  # 557M, of 1000 classes and without the auxiliary head
         ("A", 18, 190, 86.7e6, 0.0006),  # Real et al. 2018: N = 6, F = 190
         ("A", 18, 448, 469e6, 0.002),  # N = 6, F = 448
     ],
@@ -230,6 +231,95 @@ def test_dropout_comes_before_the_classifier() -> None:
     assert classifier.eval()(boundary).std(dim=0).max() < 1e-5
 
 
+@pytest.mark.parametrize(("stem", "cells"), [("small", 5), ("imagenet", 7)])
+def test_drop_path_grows_over_the_cells_and_over_training(stem: str, cells: int) -> None:
+    model = build("D", "meta", drop_path=0.3, stem=stem, **TINY)
+
+    def probabilities(progress: float) -> list[float]:
+        set_drop_path(model, progress)
+        return [layer.drop_path.p for layer in model if isinstance(layer, Cell)]
+
+    assert [layer.drop_path.p for layer in model if isinstance(layer, Cell)] == [0.0] * cells
+    assert probabilities(0.5) == pytest.approx([0.15 * (cell + 1) / cells for cell in range(cells)])
+    assert probabilities(1.0)[-1] == pytest.approx(0.3)
+    assert probabilities(1.5) == probabilities(1.0)
+
+
+def test_drop_path_drops_whole_images_and_keeps_the_mean() -> None:
+    drop, images = DropPath(0.3), torch.ones(4000, 2, 2, 1)
+    assert drop(images) is images  # nobody has told it of any progress
+    drop.p = 0.3
+    torch.manual_seed(0)
+    dropped = drop(images).flatten(1)
+    assert torch.equal(dropped, dropped[:, :1].expand(-1, 4))
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert dropped.mean().item() == pytest.approx(1, abs=0.04)
+    torch.manual_seed(1)
+    assert not torch.equal(drop(images).flatten(1), dropped)  # as on another micro-batch
+    torch.manual_seed(0)
+    assert torch.equal(drop(images).flatten(1), dropped)  # as when it is computed again
+    drop.eval()
+    assert drop(images) is images
+
+
+def test_drop_path_drops_every_operation_but_none() -> None:
+    """The normal cell of B: state 3 is "none" of state 1 and a convolution; 2, 4 and 6 have no "none" but of 2."""
+    cell = Cell(
+        AMOEBANET_B.normal,
+        in_channels=8,
+        previous_channels=8,
+        channels=8,
+        stride=1,
+        reduce_previous=False,
+        drop_path=0.5,
+        norm=BATCH_NORM,
+    )
+    output, previous = torch.randn(2, 8, 5, 5), torch.randn(2, 8, 5, 5)
+    cell.drop_path.p = 1.0
+    made, handed_on = cell((output, previous))
+    assert made is not None
+    states = made.split(8, dim=1)
+    torch.testing.assert_close(states[0], cell.project(output))
+    assert torch.equal(states[1], previous)
+    assert not states[2].any() and not states[3].any()
+    assert handed_on is output
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [(2, 1), (4, 1), (6, 1), (8, 2), (16, 4), (51, 3), (128, 32), (190, 19), (307, 1), (512, 32), (2048, 32)],
+)
+def test_group_norm_has_groups_that_divide(channels: int, groups: int) -> None:
+    norm = group_norm(channels)
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (groups, channels, 1e-3)
+
+
+@pytest.mark.parametrize("options", [{"stem": "small"}, {"stem": "imagenet", "aux_head": True}])
+def test_group_norm_has_as_many_parameters_and_no_statistics(options: dict[str, Any]) -> None:
+    batch, group = (
+        build("A", "meta", norm=norm, num_layers=6, num_filters=20, **options) for norm in ("batch", "group")
+    )
+    assert {n: p.shape for n, p in group.named_parameters()} == {n: p.shape for n, p in batch.named_parameters()}
+    assert not list(group.buffers()) and list(batch.buffers())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in group.modules())
+
+
+def test_with_group_norm_no_image_knows_of_the_others() -> None:
+    model = build("D", stem="small", norm="group", aux_head=True, **TINY).double()
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    alone = [model(image[None]) for image in images]
+    for together, single in zip(model(images), zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(together, torch.cat(single), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("aux_head", [False, True])
+def test_softmax_layers_are_those_that_make_the_logits(aux_head: bool) -> None:
+    model = build("A", "meta", stem="small", aux_head=aux_head, **TINY)
+    found = [model.get_submodule(name) for name in softmax_layers(model)]
+    assert found == [m for m in model.modules() if isinstance(m, nn.Linear)] and len(found) == 1 + aux_head
+    assert all(isinstance(layer, nn.Linear) and layer.out_features == 5 for layer in found)
+
+
 def test_factories_pickle_build_anywhere_and_draw_from_the_default_generator() -> None:
     factories = amoebanet("D", aux_head=True, **TINY)
     for make in pickle.loads(pickle.dumps(factories)):
@@ -264,6 +354,8 @@ def test_autocast_in_bfloat16() -> None:
         ({"stem_stride": 0}, "stem_stride=0"),
         ({"stem": "cifar"}, "unknown stem 'cifar'; choose one of imagenet, small"),
         ({"dropout": 1.0}, "dropout=1.0"),
+        ({"drop_path": 1.0}, "drop_path=1.0 must be at least 0 and less than 1"),
+        ({"norm": "layer"}, "unknown norm 'layer'; choose one of batch, group"),
     ],
 )
 def test_wrong_options_are_one_clear_error(options: dict[str, Any], message: str) -> None:
