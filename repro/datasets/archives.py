@@ -1,4 +1,4 @@
-"""Reading archives without installing or unpacking them: wheels, Debian packages, gettext catalogues, IDX files."""
+"""Reading archives without installing or unpacking them: wheels, Debian and npm packages, gettext catalogues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from repro.datasets.paths import DataError
 
@@ -58,17 +60,38 @@ def read_deb(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     for name, body in _ar_members(path):
         if name.startswith("data.tar"):
             try:
-                with tarfile.open(fileobj=io.BytesIO(body), mode="r:*") as archive:
-                    files = {}
-                    for member in archive.getmembers():
-                        inside = member.name.removeprefix("./")
-                        if member.isfile() and wanted(inside):
-                            extracted = archive.extractfile(member)
-                            files[inside] = extracted.read() if extracted is not None else b""
-                    return files
+                return _tar_files(io.BytesIO(body), wanted)
             except tarfile.TarError as error:
                 raise DataError(f"{path}: Python cannot unpack its {name} ({error}).") from error
     raise DataError(f"{path} is not a Debian package: it holds no data.tar. Delete it and fetch again.")
+
+
+def read_npm(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Regular files of an npm package (a compressed tar file) whose name ``wanted`` accepts.
+
+    Names come without the leading ``package/``.
+
+    Raises:
+        DataError: the file is not a readable archive.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _tar_files(file, lambda name: wanted(name.removeprefix("package/")))
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as an npm package ({error}). Delete it and fetch again.") from error
+    return {name.removeprefix("package/"): data for name, data in found.items()}
+
+
+def _tar_files(file: IO[bytes], wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Regular files of a tar archive, however it is compressed, read from front to back once."""
+    files = {}
+    with tarfile.open(fileobj=file, mode="r|*") as archive:
+        for member in archive:
+            inside = member.name.removeprefix("./")
+            if member.isfile() and wanted(inside):
+                extracted = archive.extractfile(member)
+                files[inside] = extracted.read() if extracted is not None else b""
+    return files
 
 
 def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:

