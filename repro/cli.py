@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "validate": Command("repro.tasks.cli", "main", "evaluate on the validation split", passes_name=True),
         "test": Command("repro.tasks.cli", "main", "evaluate on the held-out split", passes_name=True),
         "predict": Command("repro.tasks.cli", "main", "write predictions", passes_name=True),
+        "translate": Command("repro.commands.translate", "main", "translate lines of text with a trained Transformer"),
         "verify": Command("repro.tasks.verify", "main", "one step unsplit, one through the pipeline: largest errors"),
         "reproduce": Command("repro.experiments.reproduce", "main", "run the main comparison and write its report"),
         "run": Command("repro.experiments.run", "main", "run one table or figure of the paper and write its report"),

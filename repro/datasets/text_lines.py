@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from repro.datasets.paths import DataError
@@ -31,15 +31,26 @@ def read_lines(path: Path) -> Iterator[str]:
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = _decoded(raw, path, number)
-                yield (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).rstrip("\r\n")
+            for line in decode_lines(file, path):
+                number += 1
+                yield line
     except (OSError, EOFError, zlib.error) as error:
         where = f"{path} cannot be read" if number == 0 else f"{path}: damaged after line {number:,}"
         raise DataError(f"{where} ({error}). Check the file, or bring it again.") from error
 
 
-def _decoded(raw: bytes, path: Path, number: int) -> str:
+def decode_lines(raw: Iterable[bytes], name: Path | str) -> Iterator[str]:
+    """The lines of an open binary file as ``read_lines`` gives them; ``name`` is what complaints call it.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    for number, ended in enumerate(raw, start=1):
+        line = _decoded(ended, name, number)
+        yield (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).rstrip("\r\n")
+
+
+def _decoded(raw: bytes, path: Path | str, number: int) -> str:
     try:
         line = raw.decode("utf-8")
     except UnicodeDecodeError as error:

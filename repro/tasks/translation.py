@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from repro.datasets.vocabulary import Vocabulary
 from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.transformer import transformer
@@ -21,7 +23,10 @@ from repro.tasks.optimization import OptimizerName, ScheduleName, configured_opt
 from repro.tasks.translation_data import TranslationDataModule
 from repro.tasks.translation_files import write_translations
 
-__all__ = ["Translation", "TranslationDataModule"]
+__all__ = ["TEXT", "Translation", "TranslationDataModule"]
+
+TEXT = "translation"
+"""The entry of a checkpoint that holds the ``vocabulary`` (bytes of its SentencePiece model) and ``max_source``."""
 
 
 class Translation(PipelineModule):
@@ -138,6 +143,18 @@ class Translation(PipelineModule):
     def configure_optimizers(self) -> Any:
         return configured_optimizers(self)
 
+    def unsplit(self, state: Mapping[str, Any]) -> nn.Sequential:
+        """The whole model with the weights of ``state``, which may come from any number of stages.
+
+        Raises:
+            RuntimeError: the weights are those of another model.
+        """
+        with torch.device("meta"):
+            model = nn.Sequential(*(make() for make in self.layers()))
+        layers = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        model.load_state_dict(layers, assign=True)
+        return model
+
     @override
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         """The most probable next piece at every position (B, T), given the reference before it; None but on rank 0.
@@ -157,6 +174,29 @@ class Translation(PipelineModule):
             )
 
     @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what a translator needs beside the weights: the vocabulary, and how long the sources were."""
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, TranslationDataModule) and self.trainer.is_global_zero:
+            checkpoint[TEXT] = {"vocabulary": _as_tensor(data.vocabulary), "max_source": data.max_source}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compares the vocabulary with that of the data: pieces with other numbers would be read as other words."""
+        data = getattr(self.trainer, "datamodule", None) if self._trainer is not None else None
+        if not isinstance(data, TranslationDataModule) or TEXT not in checkpoint:
+            return
+        # The rank that reads data knows; the others must not go on without it.
+        agree = self.trainer.is_global_zero and torch.equal(
+            checkpoint[TEXT]["vocabulary"].cpu(), _as_tensor(data.vocabulary)
+        )
+        if not self.trainer.strategy.broadcast(agree):
+            raise UserError(
+                "the checkpoint was trained with another vocabulary than that of the data: give the data the languages "
+                "(or vocabulary_languages), vocab_size, vocab_lines and seed of that run"
+            )
+
+    @override
     def on_validation_epoch_end(self) -> None:
         self._log_perplexity("val")
 
@@ -173,11 +213,7 @@ class Translation(PipelineModule):
 
     def _translate(self, state: dict[str, Any], data: TranslationDataModule, folder: str | None) -> dict[str, float]:
         """Translates the test part with the unsplit model, writes the sentences down, and judges them."""
-        with torch.device("meta"):
-            model = nn.Sequential(*(make() for make in self.layers()))
-        layers = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-        model.load_state_dict(layers, assign=True)
-        model.to(self.device)
+        model = self.unsplit(state).to(self.device)
         vocabulary, encoded, pairs = data.vocabulary, data.encoded("test"), data.pairs("test")
         answers = decode_sentences(
             model,
@@ -235,3 +271,8 @@ class Translation(PipelineModule):
     def _count(self, targets: Tensor) -> Tensor:
         count: Tensor = (targets != self.hparams["pad_id"]).sum()
         return count
+
+
+def _as_tensor(vocabulary: Vocabulary) -> Tensor:
+    """Its bytes in a form that ``torch.load`` takes without trusting the file."""
+    return torch.frombuffer(bytearray(vocabulary.model), dtype=torch.uint8)
