@@ -18,6 +18,7 @@ from .microbatch import Boundary
 from .profile_cache import ProfileCache
 from .profiling import Factory, cached_time_costs, flop_costs, parameter_costs
 from .rng import initialisation_seed, preserved
+from .stage_memory import StageLimit
 
 Measure = Callable[[torch.device, Precision, int | None], list[float]]
 """Seconds of every layer on a device, in a precision, for micro-batches of so many rows."""
@@ -126,6 +127,7 @@ class BuiltLayers:
         own: global indices of the layers that are here.
         costs: of each layer, by which they were dealt out.
         rule: the name of the rule.
+        stage_bytes: of each stage, where they are limited.
     """
 
     model: nn.Sequential
@@ -133,6 +135,7 @@ class BuiltLayers:
     own: tuple[int, ...]
     costs: list[float]
     rule: str
+    stage_bytes: list[int] | None = None
 
 
 def build_layers(
@@ -144,6 +147,7 @@ def build_layers(
     seed: int,
     example: Callable[[], Boundary | None],
     timed: Callable[[Measure], list[float]],
+    limit: StageLimit | None = None,
 ) -> BuiltLayers:
     """Makes this rank's layers; those of other ranks stay on the meta device.
 
@@ -156,6 +160,7 @@ def build_layers(
         example: gives the example inputs, or None.
         timed: calls the function that it is given on one rank, with that rank's device, the precision and the rows of
             a micro-batch, and gives all ranks the seconds.
+        limit: what a stage may take.
 
     Raises:
         UserError: the layers cannot be cut as asked, or the model was built for other stages.
@@ -171,6 +176,9 @@ def build_layers(
         )
 
     counts, costs, name = choose_partition(rule, skeletons, len(here), example=example, timed=times)
+    sizes = None
+    if limit is not None:
+        counts, sizes = limit.partition(skeletons, costs, counts, given=name == "given")
     is_here = [held for held, count in zip(here, counts, strict=True) for _ in range(count)]
     layers = list(skeletons) if model is None else list(model)
     for index, skeleton in enumerate(skeletons):
@@ -184,7 +192,7 @@ def build_layers(
                 "load the checkpoint into it"
             )
     own = tuple(index for index, held in enumerate(is_here) if held)
-    return BuiltLayers(nn.Sequential(*layers), tuple(counts), own, costs, name)
+    return BuiltLayers(nn.Sequential(*layers), tuple(counts), own, costs, name, sizes)
 
 
 def _maker(factory: Factory, seed: int, index: int) -> Factory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import lightning.pytorch as pl
@@ -23,6 +24,7 @@ def check_options(
     remat: str,
     partition: str | Sequence[int] | None,
     data_parallel_size: int,
+    stage_memory: float | None = None,
 ) -> None:
     """The options of the strategy, as far as they can be judged without a model.
 
@@ -41,6 +43,14 @@ def check_options(
     require_executable(planned)
     if data_parallel_size < 1:
         raise UserError(f"data_parallel_size={data_parallel_size}: give a whole number of at least 1")
+    if stage_memory is not None:
+        if not (math.isfinite(stage_memory) and stage_memory > 0):
+            raise UserError(f"stage_memory={stage_memory}: give GiB that a stage may take, more than 0")
+        if num_virtual_stages > 1:
+            raise UserError(
+                f"stage_memory={stage_memory} is counted for ranks that hold one stage each, not for "
+                f"num_virtual_stages={num_virtual_stages}; use num_virtual_stages=1, or leave stage_memory out"
+            )
     if isinstance(partition, str):
         if partition not in PARTITION_RULES:
             raise UserError(

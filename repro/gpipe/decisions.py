@@ -27,8 +27,10 @@ def announce_decisions(
     partition: Sequence[int],
     costs: Sequence[float],
     rule: str,
+    stage_bytes: Sequence[int] | None = None,
+    limit: float | None = None,
 ) -> None:
-    """Logs K, M, the schedule, the partition with its bottleneck, and the predicted bubble and peak."""
+    """Logs K, M, the schedule, the partition with its bottleneck and memory, and the predicted bubble and peak."""
     plan = make_schedule(
         schedule,
         num_stages=num_stages,
@@ -42,6 +44,11 @@ def announce_decisions(
     timeline = simulate(plan, forward=forward, backward=[2 * f for f in forward], recompute=forward)
     bottleneck = max(range(len(per_stage)), key=lambda stage: per_stage[stage])
     cost = f" ({1000 * per_stage[bottleneck]:.3g} ms a micro-batch)" if rule == "time" else ""
+    within = "" if limit is None else f" within stage_memory={limit}"
+    needs = ""
+    if stage_bytes is not None:
+        most = max(range(len(stage_bytes)), key=lambda stage: stage_bytes[stage])
+        needs = f"; stage {most} takes the most memory, {stage_bytes[most] / 2**30:.3g} GiB"
     virtual = f" x V = {num_virtual_stages}" if num_virtual_stages > 1 else ""
     where = "in this process" if processes == 1 else f"in {processes} processes"
     replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
@@ -49,8 +56,8 @@ def announce_decisions(
         f"Pipeline: K = {num_stages}{virtual} stages {where}{replicas}, M = {num_micro_batches} micro-batches, "
         "schedule "
         f"{plan.name}, remat {remat}.\n"
-        f"Partition by {rule}: {list(partition)} layers; the largest stage ({bottleneck}) has "
-        f"{per_stage[bottleneck] / unit:.2f} x the mean cost{cost}.\n"
+        f"Partition by {rule}{within}: {list(partition)} layers; the largest stage ({bottleneck}) has "
+        f"{per_stage[bottleneck] / unit:.2f} x the mean cost{cost}{needs}.\n"
         f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
         f"{max(timeline.peak_live)} micro-batches with live activations on a rank."
     )

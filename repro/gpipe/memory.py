@@ -122,7 +122,7 @@ def count_memory(
         inputs: of one micro-batch, on any device; only shapes and dtypes matter.
         loss: as for the engine; counted where ``targets`` are given.
         targets: of one micro-batch.
-        dtype: of parameters and activations.
+        dtype: of parameters and inputs.
         known: what has been counted; filled, so that other models that share layers and dtype need not count again.
     """
     known = {} if known is None else known
@@ -137,7 +137,7 @@ def count_memory(
             memory, outputs = known[key]
             layers.append(memory)
             # Fresh tensors: nothing may be taken for a tensor of an earlier layer.
-            value = map_tensors(partial(_fake, dtype=dtype, grad=True), outputs)
+            value = map_tensors(partial(_fake, grad=True), outputs)
         kept = None
         held = 0
         if loss is not None and targets is not None:
@@ -247,9 +247,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _fake(tensor: Tensor, *, dtype: torch.dtype, grad: bool) -> Tensor:
+def _fake(tensor: Tensor, *, dtype: torch.dtype | None = None, grad: bool) -> Tensor:
     floating = tensor.is_floating_point()
-    made = torch.empty(tensor.shape, dtype=dtype if floating else tensor.dtype)
+    made = torch.empty(tensor.shape, dtype=dtype if floating and dtype is not None else tensor.dtype)
     return made.requires_grad_(grad and floating)
 
 

@@ -76,6 +76,13 @@ class PipelineModule(pl.LightningModule):
         """Inputs of one row or a few, for the costs of the layers; None where there are none."""
         return None
 
+    def example_batch(self) -> tuple[Any, Any]:
+        """(inputs, targets) of one row or a few, as large as training has them, for the limit ``stage_memory``.
+
+        By default ``example_inputs()`` without targets, which leaves out what the loss keeps.
+        """
+        return self.example_inputs(), None
+
     @classmethod
     def from_sequential(
         cls,

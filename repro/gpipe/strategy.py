@@ -71,6 +71,7 @@ from .reading import (
 )
 from .results import StepResult, Totals
 from .schedulers import due_steps, make_up_for
+from .stage_memory import StageLimit
 from .tracing import Event
 from .wire import Sender, TalkingTo
 
@@ -94,6 +95,9 @@ class GPipeStrategy(ParallelStrategy):
         partition: how layers become stages: ``"flops"`` (needs ``example_inputs``), ``"parameters"``, ``"time"``
             (measured on the reading rank), ``"uniform"``, or layer counts such as ``[3, 2, 4]``. None: ``"flops"``
             where there are example inputs, else ``"parameters"``.
+        stage_memory: GiB that each stage may take at most: parameters, gradients and two optimizer states (Adam's), and
+            its activations at their peak. Restricts the partition that a rule chooses; layer counts are checked.
+            Needs ``example_inputs``, data with a ``batch_size``, and one stage a rank.
         data_parallel_size: D, replicas of the pipeline; each reads its share of every batch.
         virtual_devices: with one process, the device of every stage, such as ``["cuda:0", "cuda:0"]``; None: the
             Trainer's device for all.
@@ -113,6 +117,7 @@ class GPipeStrategy(ParallelStrategy):
         num_virtual_stages: int = 1,
         remat: str = "always",
         partition: str | list[int] | None = None,
+        stage_memory: float | None = None,
         data_parallel_size: int = 1,
         virtual_devices: list[str] | None = None,
         trace: bool = False,
@@ -139,6 +144,7 @@ class GPipeStrategy(ParallelStrategy):
             remat=remat,
             partition=partition,
             data_parallel_size=data_parallel_size,
+            stage_memory=stage_memory,
         )
         self._asked_stages = num_stages
         self._asked_micro_batches = num_micro_batches
@@ -146,6 +152,7 @@ class GPipeStrategy(ParallelStrategy):
         self._num_virtual_stages = num_virtual_stages
         self._remat = remat
         self._rule = partition
+        self._stage_memory = stage_memory
         self._data_parallel_size = data_parallel_size
         self._virtual_devices = virtual_devices
         self._trace = trace
@@ -289,22 +296,24 @@ class GPipeStrategy(ParallelStrategy):
         Raises:
             UserError: the layers cannot be cut as asked, or the module was built for other stages.
         """
-        placement = make_schedule(
+        schedule = make_schedule(
             self._schedule,
             num_stages=self.num_stages,
             num_micro_batches=self.num_micro_batches,
             num_virtual_stages=self._num_virtual_stages,
             remat=self._remat,
-        ).placement
+        )
         rank = None if self._mesh is None else self._mesh.pipeline_rank
+        limit = self._stage_limit(module, schedule)
         built = build_layers(
             module.layers(),
             module.model,
             rule=self._rule,
-            here=[rank is None or rank in ranks for ranks in placement],
+            here=[rank is None or rank in ranks for ranks in schedule.placement],
             seed=self._seed,
             example=lambda: _example(module),
             timed=self._timed,
+            limit=limit,
         )
         module.model, self._partition, self._own = built.model, built.partition, built.own
         if self.is_global_zero and not self._announced:
@@ -320,6 +329,8 @@ class GPipeStrategy(ParallelStrategy):
                 partition=built.partition,
                 costs=built.costs,
                 rule=built.rule,
+                stage_bytes=built.stage_bytes,
+                limit=None if limit is None else limit.gib,
             )
 
     @override
@@ -639,8 +650,34 @@ class GPipeStrategy(ParallelStrategy):
         """The seconds that the layers take on the first rank, on every rank."""
         if self.global_rank != 0:
             return self.broadcast([])
-        rows = micro_batch_rows_of(self._module.trainer.fit_loop._data_source.instance, self.num_micro_batches)
-        return self.broadcast(measure(self.root_device, self.precision_plugin, rows))
+        return self.broadcast(measure(self.root_device, self.precision_plugin, self._micro_batch_rows))
+
+    @property
+    def _micro_batch_rows(self) -> int | None:
+        return micro_batch_rows_of(self._module.trainer.fit_loop._data_source.instance, self.num_micro_batches)
+
+    def _stage_limit(self, module: PipelineModule, schedule: Schedule) -> StageLimit | None:
+        """What a stage may take, the same on every rank; None where nothing is kept for a backward."""
+        if self._stage_memory is None:
+            return None
+        rows = self.broadcast(self._micro_batch_rows)
+        if rows is None:
+            if self._module.trainer.state.fn != TrainerFn.FITTING:
+                return None
+            raise UserError(
+                f"stage_memory={self._stage_memory} needs the rows of a mini-batch, which the data does not tell; give "
+                "a DataLoader or data module with a batch_size, or leave stage_memory out"
+            )
+        inputs, targets = module.example_batch()
+        return StageLimit(
+            self._stage_memory,
+            schedule,
+            rows,
+            self.precision_plugin,
+            module.loss,
+            None if inputs is None else check_boundary(inputs, "the inputs of example_batch()"),
+            None if targets is None else check_boundary(targets, "the targets of example_batch()"),
+        )
 
     def _split(self, batch: Any) -> tuple[Boundary | None, Boundary | None]:
         if self.is_placeholder(batch):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineModule, is_recomputing
 from tests.helpers.ranks import Pools
 
-_STRATEGY = ("remat", "schedule", "data_parallel_size", "partition", "trace")
+_STRATEGY = ("remat", "schedule", "data_parallel_size", "partition", "trace", "stage_memory", "num_virtual_stages")
 _QUIET = {
     "logger": False,
     "enable_progress_bar": False,
@@ -90,6 +90,20 @@ class Drawing(nn.Module):
         self.drawn.append(random.random())
         self.again += is_recomputing()
         return value * self.drawn[-1]
+
+
+class Choosing(nn.Linear):
+    """Does what depends on a value."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) if bool((value > 0).any()) else value
+
+
+class WithExample(Regression):
+    """Shows what a batch looks like."""
+
+    def example_inputs(self) -> Tensor:
+        return torch.zeros(2, 4)
 
 
 class Stream(IterableDataset[Any]):
@@ -350,6 +364,11 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "Processes, stages, layers": (
         Case(lambda: fit(Regression(), num_stages=4, devices=2)),
         Case(lambda: fit(Regression(), num_stages=5)),
+    ),
+    "A limit on the memory of stages": (
+        Case(lambda: fit(WithExample(), stage_memory=8, num_virtual_stages=2)),
+        Case(lambda: fit(WithExample(Choosing(4, 4), nn.Linear(4, 1)), stage_memory=1, partition="uniform")),
+        Case(lambda: fit(WithExample(), stage_memory=1e-7)),
     ),
     "Notebooks": (Case(notebook),),
     "Schedules that are only simulated": (
