@@ -169,9 +169,7 @@ class TranslationDataModule(pl.LightningDataModule):
         if part not in self._encoded:
             limits = (None, None) if part == "test" else (self.max_source, self.max_target)
             self._encoded[part] = EncodedPairs(self.pairs(part), self.vocabulary, *limits)
-            report = self._encoded[part].report
-            if report.source_too_long or report.target_too_long:
-                rank_zero_info(f"{part}: {report} (max_source={self.max_source}, max_target={self.max_target} pieces)")
+            self._say(part, self._encoded[part])
         return self._encoded[part]
 
     @override
@@ -190,9 +188,16 @@ class TranslationDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("test", lambda: _cut(range(len(self.encoded("test"))), self.batch_size))
 
+    def _say(self, part: str, encoded: EncodedPairs) -> None:
+        """Logs what the limits on length left out."""
+        report = encoded.report
+        if report.source_too_long or report.target_too_long:
+            rank_zero_info(f"{part}: {report} (max_source={self.max_source}, max_target={self.max_target} pieces)")
+
     def _chosen_tests(self, pairs: list[Pair]) -> list[Pair]:
         if self.short_test:
             short = EncodedPairs(pairs, self.vocabulary, self.max_source, self.max_target)
+            self._say("test", short)
             pairs = [pairs[item.index] for item in short.items]
         if self.limit_test_per_language is None:
             return pairs

@@ -8,10 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
 
-from repro.datasets.batches import EncodedPair
-from repro.datasets.bucketing import SimilarLengths
 from repro.datasets.paths import DataError
 from repro.errors import UserError
 from repro.gpipe import GPipeStrategy
@@ -33,7 +30,12 @@ SMALL: dict[str, Any] = {
 
 
 def data_of(packaged: Path, **options: Any) -> TranslationDataModule:
-    given = {"languages": ["de", "fr"], "vocab_size": VOCABULARY, "batch_size": 8, "max_source": None} | options
+    given: dict[str, Any] = {
+        "languages": ["de", "fr"],
+        "vocab_size": VOCABULARY,
+        "batch_size": 8,
+        "max_source": None,
+    } | options
     return TranslationDataModule(root=str(packaged), **{"max_target": None, **given})
 
 
@@ -110,24 +112,6 @@ def test_drawing_by_temperature(packaged: Path) -> None:
     batches = list(loader)
     assert len(batches) == len(loader)
     assert sum(len(targets) for _, targets in batches) == len(data_of(packaged).encoded("train"))
-
-
-def test_similar_lengths_go_together_and_all_are_there() -> None:
-    items = [EncodedPair((4,) * (1 + i * 7 % 13), (4,) * (1 + i * 5 % 11), i) for i in range(150)]
-    batches = SimilarLengths(SequentialSampler(items), items, 4)
-    torch.manual_seed(0)
-    first, second = list(batches), list(batches)
-    assert len(first) == len(batches) == 38
-    assert sorted(i for batch in first for i in batch) == list(range(150))
-    assert first != second
-
-    def padding(chosen: list[list[int]]) -> int:
-        return sum(
-            max(len(items[i].target) for i in batch) * len(batch) - sum(len(items[i].target) for i in batch)
-            for batch in chosen
-        )
-
-    assert padding(first) < padding([list(range(i, min(i + 4, 150))) for i in range(0, 150, 4)]) / 4
 
 
 def test_vocabularies_of_model_and_data_must_agree(packaged: Path, tmp_path: Path) -> None:
