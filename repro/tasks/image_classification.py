@@ -55,6 +55,8 @@ class ImageClassification(PipelineModule):
         warmup_steps: optimizer steps of linear warm-up.
         decay_rate: factor of "exponential".
         decay_steps: optimizer steps between two factors of "exponential".
+        warmup_epochs: the warm-up in epochs, whatever the batch size; it takes the place of ``warmup_steps``.
+        decay_epochs: epochs between two factors of "exponential" (2 in Real et al. 2018), in place of ``decay_steps``.
         init_from: a checkpoint with whose weights ``fit`` begins, but for the softmax layers (fine-tuning); one of
             the same model, with any number of classes, trained in any number of stages.
     """
@@ -85,6 +87,8 @@ class ImageClassification(PipelineModule):
         warmup_steps: int = 0,
         decay_rate: float = 0.97,
         decay_steps: int = 1,
+        warmup_epochs: float | None = None,
+        decay_epochs: float | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__()
@@ -161,6 +165,10 @@ class ImageClassification(PipelineModule):
     def example_inputs(self) -> Tensor:
         h: Any = self.hparams
         return torch.zeros(2, h.in_channels, h.image_size, h.image_size)
+
+    @override
+    def example_batch(self) -> tuple[Tensor, Tensor]:
+        return self.example_inputs(), torch.zeros(2, dtype=torch.int64)
 
     @override
     def configure_optimizers(self) -> Any:

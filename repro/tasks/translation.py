@@ -140,6 +140,17 @@ class Translation(PipelineModule):
         return source, source.clone()
 
     @override
+    def example_batch(self) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        source, target = self.example_inputs()
+        data = getattr(self._trainer, "datamodule", None)
+        if isinstance(data, TranslationDataModule) and data.max_source is not None and data.max_target is not None:
+            # The longest rows, each with the piece that ends or begins it.
+            source, target = (
+                torch.ones(2, length + 1, dtype=torch.int64) for length in (data.max_source, data.max_target)
+            )
+        return (source, target), target.clone()
+
+    @override
     def configure_optimizers(self) -> Any:
         return configured_optimizers(self)
 
