@@ -71,6 +71,15 @@ def test_loss_and_metrics_leave_padding_out() -> None:
     assert int(module.metrics(logits, targets)["accuracy"][0]) == 0
 
 
+def test_stages_are_limited_for_the_longest_rows(packaged: Path, tmp_path: Path) -> None:
+    module = Translation(**SMALL)
+    assert module.example_batch()[1].shape == (2, 16)
+    strategy = GPipeStrategy(num_stages=2, num_micro_batches=2, stage_memory=0.5)
+    trainer_of(tmp_path, strategy=strategy, max_steps=1).fit(module, data_of(packaged, max_source=60, max_target=50))
+    (source, target), answers = module.example_batch()
+    assert (source.shape, target.shape, answers.shape) == ((2, 61), (2, 51), (2, 51))
+
+
 def test_batches_hold_inputs_and_targets(packaged: Path) -> None:
     data = data_of(packaged)
     (source, target_in), target_out = next(iter(data.train_dataloader()))
