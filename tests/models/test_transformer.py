@@ -225,10 +225,44 @@ def test_factories_pickle_build_anywhere_and_draw_from_the_default_generator(
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.parametrize(("num_encoder", "num_decoder", "split"), [(2, 2, False), (6, 3, True)])
+def test_scaled_feed_forward_starts_smaller_and_all_else_alike(num_encoder: int, num_decoder: int, split: bool) -> None:
+    """What a feed-forward sub-layer adds starts divided by the number of layers; the count of parameters stays."""
+    options = PAIR | {"num_layers": num_encoder, "num_decoder_layers": num_decoder, "split_sublayers": split}
+    scale = (num_encoder + num_decoder) ** -0.5
+    changed = 0
+    for plain, scaled in zip(transformer(**options), transformer(**options, scale_ffn_init=True), strict=True):
+        states = []
+        for make in (plain, scaled):  # each layer from its own seed, as the engine makes them
+            torch.manual_seed(11)
+            states.append(make().state_dict())
+        assert states[0].keys() == states[1].keys()
+        for name, before in states[0].items():
+            is_matrix = "feed_forward" in name and name.endswith(("expand.weight", "contract.weight"))
+            torch.testing.assert_close(states[1][name], before * (scale if is_matrix else 1.0))
+            changed += is_matrix
+    assert changed == 2 * (num_encoder + num_decoder)
+
+
+@SPLIT
+def test_clipped_logits(split_sublayers: bool) -> None:
+    torch.manual_seed(0)
+    options = PAIR | {"dropout": 0.0, "split_sublayers": split_sublayers}
+    free, clipped = (sequential(transformer(**options, logit_clip=limit)) for limit in (None, 0.5))
+    clipped.load_state_dict(free.state_dict())
+    logits, bounded = free((SOURCE, TARGET)), clipped((SOURCE, TARGET))
+    beyond = logits.abs() > 0.5
+    assert beyond.any() and not beyond.all()
+    torch.testing.assert_close(bounded, logits.clamp(-0.5, 0.5), rtol=0, atol=0)
+    bounded[beyond].sum().backward()
+    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in clipped.parameters())
+
+
 def test_positions_are_sines_and_cosines_in_the_dtype_of_the_states() -> None:
     positions = sinusoidal_positions(torch.empty(1, 4, 4, dtype=torch.float64))
     angles = torch.tensor([[p / 10000 ** (c / 4) for c in (0, 2)] for p in range(4)], dtype=torch.float64)
     torch.testing.assert_close(positions, torch.cat([angles.sin(), angles.cos()], dim=1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(sinusoidal_positions(torch.empty(1, 2, 4, dtype=torch.float64), 2), positions[2:])
     coarse = sinusoidal_positions(torch.empty(1, 1000, 4, dtype=torch.bfloat16))
     assert coarse.dtype == torch.bfloat16
     exact = sinusoidal_positions(torch.empty(1, 1000, 4))
@@ -253,6 +287,7 @@ def test_dropout_is_on_by_default_and_off_in_evaluation() -> None:
         (transformer, PAIR | {"d_model": 13}, "d_model=13 must be even"),
         (transformer, PAIR | {"pad_id": 19}, "pad_id=19.*0 .. 18"),
         (transformer, PAIR | {"dropout": -0.1}, "dropout=-0.1"),
+        (transformer, PAIR | {"logit_clip": 0.0}, "logit_clip=0.0 must be above 0"),
         (transformer_lm, LM | {"num_layers": -1}, "num_layers=-1 must be at least 1"),
         (transformer_lm, LM | {"num_heads": 3}, "d_model=16 is not a multiple of num_heads=3"),
         (transformer_lm, LM | {"num_heads": 0}, "num_heads=0"),
