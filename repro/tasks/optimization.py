@@ -167,8 +167,24 @@ def configured_optimizers(module: pl.LightningModule) -> dict[str, Any]:
         h.schedule,
         optimizer,
         module,
-        warmup_steps=h.warmup_steps,
+        warmup_steps=_steps(module, "warmup"),
         decay_rate=h.decay_rate,
-        decay_steps=h.decay_steps,
+        decay_steps=_steps(module, "decay"),
     )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _steps(module: pl.LightningModule, what: str) -> int:
+    """Optimizer steps of ``warmup_epochs`` or ``decay_epochs`` where the module has them, else ``warmup_steps``..."""
+    h: Any = module.hparams
+    epochs = h.get(f"{what}_epochs")
+    if epochs is None:
+        return int(h[f"{what}_steps"])
+    if epochs <= 0:
+        raise UserError(f"{what}_epochs={epochs} must be above 0; null leaves the number to {what}_steps")
+    trainer = module.trainer
+    trainer.fit_loop.setup_data()
+    if not math.isfinite(trainer.num_training_batches):
+        raise UserError(f"{what}_epochs={epochs} needs epochs of known length; with this data give {what}_steps")
+    steps: int = round(epochs * math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+    return max(1, steps)

@@ -30,9 +30,10 @@ BATCHES = 3
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank says of a fit: the loss of every step, and in it the drop-path probability of the last cell."""
+    """What a rank says of a fit: of every batch the loss, the learning rate and the last cell's drop-path."""
 
     losses: list[float]
+    learning_rates: list[float]
     drop_path: list[float]
 
 
@@ -43,6 +44,9 @@ class _Recorder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         trainer.save_checkpoint(self.folder / "start.ckpt")
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.said.learning_rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
         self.said.losses.append(trainer.callback_metrics["train_loss_step"].item())
@@ -60,7 +64,7 @@ def fit(
     **arguments: Any,
 ) -> Said:
     """Fits in double precision; saves ``start.ckpt`` and after n batches ``n.ckpt``. Every rank calls it."""
-    said = Said([], [])
+    said = Said([], [], [])
     Path(folder).mkdir(exist_ok=True)
     with untouched():
         torch.manual_seed(0)

@@ -82,7 +82,9 @@ def test_hyperparameters_are_saved_and_the_example_fits() -> None:
     assert module(module.example_inputs()).shape == (2, 10)
 
 
-DROPPING = {"drop_path": 0.5, "dropout": 0.2}
+# An epoch has three batches.
+DECAYING = {"schedule": "exponential", "warmup_epochs": 0.34, "decay_epochs": 1, "decay_rate": 0.5}
+DROPPING = {"drop_path": 0.5, "dropout": 0.2, **DECAYING}
 
 
 @pytest.fixture(scope="module")
@@ -101,30 +103,42 @@ def test_with_drop_path_and_auxiliary_head_the_curve_does_not_depend_on_the_stag
     one = fit(Pipeline(1, 2, local=True, remat="never"), str(tmp_path), options=DROPPING)
     for said in ranks:
         assert said.drop_path == one.drop_path == pytest.approx([0.5 * step / 6 for step in range(6)])
+        assert said.learning_rates == one.learning_rates == pytest.approx([0.01] * 4 + [0.005] * 2)
         assert said.losses == pytest.approx(one.losses, rel=0, abs=1e-10)
 
 
 def test_drop_path_goes_on_where_it_was(dropping: tuple[Path, list[Said]], tmp_path: Path) -> None:
     folder, ranks = dropping
     resumed = fit(
-        Pipeline(2, 2, local=True),
+        Pipeline(2, 2, local=True, schedule="zb-h1", remat="never"),
         str(tmp_path),
         resume=str(folder / "4.ckpt"),
         options=DROPPING,
         num_sanity_val_steps=0,
     )
     assert resumed.drop_path == ranks[0].drop_path[4:]
+    assert resumed.learning_rates == ranks[0].learning_rates[4:]
     assert resumed.losses == pytest.approx(ranks[0].losses[4:], rel=0, abs=1e-10)
 
 
-def test_drop_path_counts_optimizer_steps_without_a_pipeline_too(tmp_path: Path) -> None:
-    said = fit(PLAIN, str(tmp_path), options=DROPPING, accumulate_grad_batches=2, max_epochs=1)
-    assert said.drop_path == [0.0, 0.0, 0.25]  # windows of two batches and of one
+def test_optimizer_steps_count_without_a_pipeline_too(tmp_path: Path) -> None:
+    """Windows of two batches and of one: two steps an epoch."""
+    said = fit(PLAIN, str(tmp_path), options=DROPPING, accumulate_grad_batches=2)
+    assert said.drop_path == [0.0, 0.0, 0.125, 0.25, 0.25, 0.375]
+    assert said.learning_rates == pytest.approx([0.01] * 5 + [0.005])
 
 
-def test_drop_path_needs_a_run_with_an_end(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"drop_path=0\.5 ends with the run: set trainer\.max_steps"):
-        fit(PLAIN, str(tmp_path), options=DROPPING, max_epochs=-1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drop_path": 0.5}, r"drop_path=0\.5 ends with the run: set trainer\.max_steps"),
+        ({"warmup_epochs": 0}, "warmup_epochs=0 must be above 0"),
+        ({"decay_epochs": -1.0}, r"decay_epochs=-1\.0 must be above 0"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(PLAIN, str(tmp_path), options=options, max_epochs=-1)
 
 
 @pytest.mark.parametrize("remat", ["always", "never"])
