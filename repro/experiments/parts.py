@@ -57,7 +57,7 @@ class PartRunner:
     def run(self, parts: Sequence[Part], limit: int | None = None) -> None:
         """Runs those of ``parts`` that have not been finished, ``limit`` at a time (None: all at the same time).
 
-        Each result is kept as soon as it is there. A failure ends the others; it is noted, not raised.
+        Each result is kept as soon as it is there. A failure is noted, not raised; the others go on.
         """
         left: list[Part] = []
         for part in parts:
@@ -91,10 +91,8 @@ class PartRunner:
         def tell(job: Job, share: float, words: str) -> None:
             self._display.update(jobs[job].title, share, words)
 
-        try:
-            run_jobs(list(jobs), tell, limit=limit, on_begin=begin, on_result=keep)
-        except JobError as error:
-            for part in left:
-                if part.name not in self.results:
-                    self.failures[part.name] = str(error)
-                    self._display.finish(part.title, f"FAILED: {error}")
+        def note(job: Job, error: JobError) -> None:
+            self.failures[jobs[job].name] = str(error)
+            self._display.finish(jobs[job].title, f"FAILED: {error}")
+
+        run_jobs(list(jobs), tell, limit=limit, on_begin=begin, on_result=keep, on_failure=note)

@@ -74,13 +74,16 @@ def run_jobs(
     limit: int | None = None,
     on_begin: Callable[[Job], None] | None = None,
     on_result: Callable[[Job, list[Any]], None] | None = None,
+    on_failure: Callable[[Job, JobError], None] | None = None,
 ) -> list[list[Any]]:
     """Runs all jobs at the same time, or ``limit`` of them; for every job what each of its ranks returned.
 
-    ``on_begin`` is told of every job before it starts, ``on_result`` what its ranks returned as soon as they all have.
+    ``on_begin`` is told of every job before it starts, ``on_result`` what its ranks returned as soon as they all have,
+    and ``on_failure`` of a job that failed, whose result is an empty list: the others go on then.
 
     Raises:
-        JobError: the first failure; all processes have ended then, as they have after any other exception.
+        JobError: without ``on_failure`` the first failure; all processes have ended then, as they have after any other
+            exception.
     """
     waiting = deque(enumerate(jobs))
     running: dict[int, _Running] = {}
@@ -97,8 +100,10 @@ def run_jobs(
             left = min(running[index].deadline for index, _ in places.values()) - time.monotonic()
             ready = wait(list(places), max(0.0, left))
             if not ready:
-                late = next(running[i] for i, _ in places.values() if running[i].deadline <= time.monotonic())
-                raise late.failure()
+                late = {index for index, _ in places.values() if running[index].deadline <= time.monotonic()}
+                for index in late:
+                    places = {connection: place for connection, place in places.items() if place[0] != index}
+                    _give_up(running.pop(index), on_failure)
             for connection in ready:
                 assert isinstance(connection, Connection)
                 index, rank = places[connection]
@@ -114,17 +119,26 @@ def run_jobs(
                     running[index].note_failure(rank, *content)
                 if any(place == index for place, _ in places.values()):
                     continue
-                one = running[index]
-                if one.failures:
-                    raise one.failure()
-                one.end()
-                del running[index]
+                if running[index].failures:
+                    results[index] = {}
+                    _give_up(running.pop(index), on_failure)
+                    continue
+                running.pop(index).end()
                 if on_result is not None:
                     on_result(jobs[index], [results[index][rank] for rank in sorted(results[index])])
         return [[result[rank] for rank in sorted(result)] for result in results]
     finally:
         for one in running.values():
             one.end()
+
+
+def _give_up(one: _Running, on_failure: Callable[[Job, JobError], None] | None) -> None:
+    """Ends what is left of a job that failed, and tells it."""
+    one.end()
+    failure = one.failure()
+    if on_failure is None:
+        raise failure
+    on_failure(one.job, failure)
 
 
 class _Running:

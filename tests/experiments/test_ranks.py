@@ -117,3 +117,16 @@ def test_a_limit_holds_and_results_come_as_they_are_there(tmp_path: Path) -> Non
     )
     assert [result[0][1] for result in results] == ["a", "b", "c"]
     assert told == [(word, name) for name in ("a", "b", "c") for word in ("begins", name)]
+
+
+def test_a_failure_that_is_heard_leaves_the_others_alone(tmp_path: Path) -> None:
+    jobs = [
+        Job("broken", raise_on, (0,), tmp_path / "broken.log", timeout=60),
+        Job("slow", time.sleep, (300,), tmp_path / "slow.log", timeout=0.5),
+        Job("good", environment, ("a",), tmp_path / "good.log", timeout=60),
+    ]
+    failures: dict[str, str] = {}
+    results = run_jobs(jobs, limit=2, on_failure=lambda job, error: failures.update({job.name: str(error)}))
+    assert results == [[], [], [(0, "a", None)]]
+    assert "the loader has no rows" in failures["broken"]
+    assert failures["slow"].startswith("slow ")

@@ -38,14 +38,15 @@ class Machine:
     def __call__(
         self, jobs: Sequence[Job], on_progress: Callable[..., None] | None = None, **options: Any
     ) -> list[list[Any]]:
-        for job in jobs:
-            if job.log.stem in self.broken:
-                raise JobError(f"{job.name} failed: no reason")
-        results = [[self.answer(job)] * job.world_size for job in jobs]
+        broken = [job for job in jobs if job.log.stem in self.broken]
+        for job in broken:
+            options["on_failure"](job, JobError(f"{job.name} failed: no reason"))
+        results = [[] if job in broken else [self.answer(job)] * job.world_size for job in jobs]
         if "on_result" in options:
             for job, result in zip(jobs, results, strict=True):
-                options["on_begin"](job)
-                options["on_result"](job, result)
+                if job not in broken:
+                    options["on_begin"](job)
+                    options["on_result"](job, result)
         return results
 
     def answer(self, job: Job) -> Any:

@@ -70,7 +70,8 @@ class Machine:
         results = []
         for job in jobs:
             if job.log.stem in self.broken:
-                raise JobError(f"{job.name} failed: no reason")
+                options["on_failure"](job, JobError(f"{job.name} failed: no reason"))
+                continue
             self.asked.append(job.log.stem)
             options["on_begin"](job)
             arguments = job.arguments
