@@ -99,7 +99,8 @@ class _Command:
             "the largest rank."
         )
         path, problem = self._options.write, self._problem
-        write(path, overlay(plan, batch_size=problem.batch_size, per_node=problem.per_node, why=why))
+        tokens = self._configured.tokens_of_row
+        write(path, overlay(plan, batch_size=problem.batch_size, tokens=tokens, per_node=problem.per_node, why=why))
         if not self._options.json:
             print(f"\nwritten  {path}")
 
@@ -218,7 +219,7 @@ def _problem(options: argparse.Namespace, configured: Configured) -> Problem:
             configured, accelerator.peak * _efficiency(options, configured), 1e-6 * options.overhead
         )
     least_rows, least, one_more = memory_of(configured)
-    configured_batch = getattr(configured.data, "batch_size", None)
+    configured_batch = configured.rows
     replicas = int(configured.strategy.get("data_parallel_size") or 1)
     batch_size = options.batch or (configured_batch and configured_batch * replicas)
     if not batch_size:

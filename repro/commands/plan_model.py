@@ -80,6 +80,21 @@ class Configured:
         return name
 
     @property
+    def rows(self) -> int | None:
+        """Of a replica's mini-batch; where batches are by tokens, those of the longest rows that fit."""
+        if self.tokens_of_row is not None:
+            return max(1, int(self.data.batch_tokens) // self.tokens_of_row)
+        found: int | None = getattr(self.data, "batch_size", None)
+        return found
+
+    @property
+    def tokens_of_row(self) -> int | None:
+        """Where batches are by tokens, those of the longest row, source and target."""
+        if self.tokens is None or getattr(self.data, "batch_tokens", None) is None:
+            return None
+        return sum(self.tokens)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of activations."""
         return self._sizes[0]

@@ -8,18 +8,23 @@ from repro.errors import UserError
 from repro.planning.planner import Plan
 
 
-def overlay(plan: Plan, *, batch_size: int, per_node: int, why: str) -> str:
-    """The text of a YAML file: strategy, devices, nodes, and the rows of a replica.
+def overlay(plan: Plan, *, batch_size: int, tokens: int | None, per_node: int, why: str) -> str:
+    """The text of a YAML file: strategy, devices, nodes, and the rows or tokens of a replica.
 
     Args:
         plan: what to run.
         batch_size: rows of the mini-batch over all replicas.
+        tokens: of a row, where batches are by tokens.
         per_node: devices of a node.
         why: what was predicted, for the comment at the top.
     """
     choice = plan.choice
     devices = choice.num_stages * choice.data_parallel_size
     rows = batch_size // choice.data_parallel_size
+    if tokens is None:
+        batch = f"batch_size: {rows}  # of a replica; {batch_size} in all"
+    else:
+        batch = f"batch_tokens: {rows * tokens}  # of a replica; {rows} rows of {tokens} tokens"
     return f"""\
 # Written by repro plan; on top of the configuration that it was made for.
 # {why}
@@ -40,7 +45,7 @@ trainer:
 
 data:
   init_args:
-    batch_size: {rows}  # of a replica; {batch_size} in all
+    {batch}
 """
 
 

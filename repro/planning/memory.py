@@ -17,9 +17,9 @@ from repro.errors import UserError
 from repro.schedules import Kind, Schedule
 
 OPTIMIZER_STATES: Mapping[str, int] = MappingProxyType(
-    {"sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "rmsprop-momentum": 2, "adam": 2, "adamw": 2}
+    {"sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "rmsprop-momentum": 2, "adam": 2, "adamw": 2, "adafactor": 0}
 )
-"""Tensors of a parameter's size that each optimizer keeps beside the parameter."""
+"""Tensors of a parameter's size that each optimizer keeps beside the parameter; Adafactor keeps rows and columns."""
 
 _State = tuple[tuple[int, int, int], ...]
 

@@ -124,6 +124,15 @@ def test_the_overlay_is_one_that_fit_takes(tmp_path: Path, capsys: pytest.Captur
     assert cli.config.seed_everything == 0
 
 
+def test_batches_by_tokens_count_the_longest_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.yaml"
+    # 26 + 22 pieces and two ends: 16 rows of 50 tokens.
+    words = ["--data.init_args.batch_tokens=820", "-K", "2", "-M", "4", "--devices", "2", "--schedules", "gpipe"]
+    code, found = answer(capsys, *TRANSFORMER, *words, "--write", str(path))
+    assert (code, found["batch_size"]) == (0, 16)
+    assert yaml.safe_load(path.read_text())["data"]["init_args"] == {"batch_tokens": 800}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
