@@ -28,7 +28,8 @@ examples:
   repro report
   repro report --results results/local/table2/smoke --json
   repro report --readme README.md
-  repro report --claims docs/claims.md"""
+  repro report --claims docs/claims.md
+  repro report --paper-claims results/local"""
 
 _DEFAULT = "results/local"
 
@@ -41,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
         changed = rewrite(path, REFERENCE)
         print(f"{path}: {'rewritten' if changed else 'up to date'}")
         return 0
-    if options.claims is not None:
-        from .claims import write as write_claims
-
-        page, *pictures = write_claims(Path(options.claims))
-        print(f"{page}: written, with {len(pictures)} pictures in {pictures[0].parent}")
+    if options.claims is not None or options.paper_claims is not None:
+        if options.claims is not None:
+            _write_circulating(Path(options.claims))
+        if options.paper_claims is not None:
+            _write_paper_claims(options.paper_claims, as_json=options.json)
         return 0
     found = _found(options.results)
     if options.as_reference is not None:
@@ -79,6 +80,31 @@ def write(results: Results) -> list[Section]:
     draw(results)
     write_text(results.folder / "report.md", markdown(results, reference, made))
     return made
+
+
+def _write_circulating(path: Path) -> None:
+    from .claims import write as write_claims
+
+    page, *pictures = write_claims(path)
+    print(f"{page}: written, with {len(pictures)} pictures in {pictures[0].parent}")
+
+
+def _write_paper_claims(folders: Sequence[str], *, as_json: bool) -> None:
+    from . import paper_claims
+
+    chosen = [Path(folder) for folder in folders]
+    if not chosen:
+        own = Path(_DEFAULT)
+        chosen = [*sorted(path for path in REFERENCE.glob("*") if path.is_dir()), *([own] if own.is_dir() else [])]
+    made = {folder: paper_claims.write(folder) for folder in chosen}
+    if as_json:
+        print(json.dumps({str(folder): entries for folder, entries in made.items()}, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    for folder, entries in made.items():
+        console.rule(f"The paper's claims, by the rows in {folder}", align="left")
+        paper_claims.show(console, entries)
+        console.print(f"With rules and links: {folder / paper_claims.PAGE}", soft_wrap=True)
 
 
 def _found(folders: Sequence[str] | None) -> list[Results]:
@@ -123,6 +149,13 @@ def _parser() -> ArgumentParser:
         "--claims",
         metavar="FILE",
         help="write the page on claims in circulation, from replayed schedules, to FILE instead (docs/claims.md)",
+    )
+    parser.add_argument(
+        "--paper-claims",
+        nargs="*",
+        metavar="DIR",
+        help="judge the paper's claims by the rows in these folders instead, and write claims.md and claims.json there "
+        f"(without DIR: every machine in results/reference, and {_DEFAULT})",
     )
     parser.add_argument(
         "--as-reference",

@@ -1,4 +1,4 @@
-"""The results section of the README, generated from the committed reference rows."""
+"""The results of the README, generated from the committed reference rows: the paper's claims, and the main figures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from repro.experiments.rows import ROWS_FILE, write_text
 
 from .lines import NOTHING, Line
 from .loading import Results, load
+from .paper_claims import PAGE, by_section, headlines, read
 from .render import table
 from .targets import MODULES, headline, pictures
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+CLAIMS_BEGIN, CLAIMS_END = "<!-- claims:begin -->", "<!-- claims:end -->"
 _ORDER = ("laptop", "gpu", "smoke")
 # Whose first figure is shown.
 _SHOWN = ("reproduce", "table2")
@@ -37,27 +39,53 @@ def block(reference: Path, root: Path) -> str:
     )
 
 
+def claims_block(reference: Path, root: Path) -> str:
+    """What the committed rows say about the paper's claims: verdicts by section, and the main claims.
+
+    Args:
+        reference: the folder of committed runs; of each machine ``claims.json`` is read.
+        root: the folder of the README; links are relative to it.
+    """
+    parts = []
+    for folder in sorted(path for path in reference.glob("*") if path.is_dir()):
+        entries = read(folder)
+        if entries:
+            page = f"{_relative(folder, root)}/{PAGE}"
+            parts.append(
+                f"{len(entries)} statements and numbers of the paper, judged by rules in code from the rows of "
+                f"`{folder.name}` ([each with its rule and rows]({page}), `make claims`):"
+            )
+            parts += [by_section(entries, page), "The main ones:", headlines(entries)]
+    return "\n\n".join(parts) if parts else "Nothing judged yet: `make claims` judges what has been run."
+
+
 def rewrite(path: Path, reference: Path) -> bool:
-    """Puts ``block`` between the markers of the README; returns whether that changed it.
+    """Puts ``block`` and ``claims_block`` between their markers in the README; returns whether that changed it.
 
     Raises:
-        UserError: the file has not both markers, once each and in order.
+        UserError: the file has not all markers, once each and in order.
     """
     text = path.read_text(encoding="utf-8")
-    new = with_block(text, block(reference, path.resolve().parent), str(path))
+    new = with_claims(with_block(text, block(reference, path.resolve().parent), str(path)), reference, path)
     if new == text:
         return False
     write_text(path, new)
     return True
 
 
-def with_block(text: str, content: str, name: str) -> str:
+def with_block(text: str, content: str, name: str, begin: str = BEGIN, end: str = END) -> str:
     """``text`` with ``content`` between the markers; ``name`` is for the error."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(f"{name} must have {BEGIN} and after it {END}, once each")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UserError(f"{name} must have {begin} and after it {end}, once each")
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def with_claims(text: str, reference: Path, path: Path) -> str:
+    """``text`` of the README at ``path`` with ``claims_block`` between its markers."""
+    content = claims_block(reference, path.resolve().parent)
+    return with_block(text, content, str(path), CLAIMS_BEGIN, CLAIMS_END)
 
 
 def _together(runs: Sequence[Results], root: Path) -> str:

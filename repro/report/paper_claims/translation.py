@@ -1,0 +1,216 @@
+"""Claims of section 5: Figures 1b and 3 and Table 5, translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from repro.datasets.paper import published
+from repro.experiments.rows import Provenance, Row
+from repro.report.lines import NOTHING
+
+from .claim import Claim, Finding, Missing, Rows, Rule, found, not_testable
+from .selecting import number, said, select
+from .shapes import falls, rises
+
+SECTIONS = {
+    "figure1b": "Figure 1b: average BLEU over model size",
+    "figure3": "Figure 3: translation of high, middle and low-resource languages",
+    "table5": "Table 5: batch size",
+}
+FIGURE, TABLE = "figure3", "table5"
+GROUPS = {"first_25": "high", "middle_52": "middle", "last_25": "low", "all_languages": "all"}
+"""Columns of the published figure, and groups of ours."""
+EQUAL = 1.0
+"""BLEU between models that count as equal."""
+
+
+def claims() -> Iterator[Claim]:
+    """Every point, the curves, and the findings of the text."""
+    for row in published("figure1b"):
+        yield Claim(
+            f"figure1b-{row['model']}",
+            SECTIONS["figure1b"],
+            f"{row['model']}: BLEU, mean over 102 languages",
+            f"{row['average_bleu']}",
+            str(row["confidence"]),
+            "figure1b",
+            (),
+            in_house,
+        )
+    yield _text("larger-translation", "figure1b", FIGURE, larger_is_better, headline=True)
+    for row in published("figure3"):
+        if row["confidence"] == "D":
+            for column in GROUPS:
+                if row[column] is not None:
+                    yield Claim(
+                        f"figure3-{row['model']}-{column}",
+                        SECTIONS["figure3"],
+                        f"{row['model']}: BLEU above bilingual models, {column.replace('_', ' ')}",
+                        f"{number(row, column):+g}",
+                        "D",
+                        "figure3",
+                        (),
+                        in_house,
+                    )
+    for name, rule in (
+        ("helps-all", helps_all),
+        ("diminishing", diminishing),
+        ("low-gains-most", low_gains_most),
+        ("deep", deep_on_low),
+        ("beats-bilingual", beats_bilingual),
+        ("instability", unstable),
+    ):
+        yield _text(name, "figure3", None if name == "instability" else FIGURE, rule, headline=name == "low-gains-most")
+    for row in published("table5"):
+        for column, what in (("bleu", "BLEU"), ("validation_nll", "validation loss (NLL)")):
+            yield Claim(
+                f"table5-{row['tokens_per_batch']}-{column}",
+                SECTIONS["table5"],
+                f"{number(row, 'tokens_per_batch') / 1e3:,g}K tokens a batch, German to English: {what}",
+                f"{row[column]}",
+                str(row["confidence"]),
+                "table5",
+                (),
+                in_house,
+            )
+    for held in ("steps", "samples"):
+        yield _text("larger-batch", "table5", TABLE, partial(larger_batch, held), suffix=f", equal {held}")
+
+
+def _text(
+    name: str, section: str, target: str | None, rule: Rule, *, suffix: str = "", headline: bool = False
+) -> Claim:
+    row = said(name)
+    value = NOTHING if row["value"] is None else f"{row['value']} {row['unit']}"
+    return Claim(
+        name + suffix.replace(", equal ", "-"),
+        SECTIONS[section],
+        str(row["claim"]) + suffix,
+        value,
+        str(row["confidence"]),
+        "claims",
+        () if target is None else (target,),
+        rule,
+        headline,
+    )
+
+
+def in_house(rows: Rows) -> Finding:
+    """A BLEU of another corpus says nothing about this one."""
+    return not_testable("the corpus (25 billion pairs) is not published, and BLEU of two test sets cannot be compared")
+
+
+def unstable(rows: Rows) -> Finding:
+    """No target makes rows of it."""
+    return not_testable(
+        "no target makes rows of it; both cures are options (`scale_ffn_init`, `logit_clip`) with a test at depth"
+    )
+
+
+def larger_is_better(rows: Rows) -> Finding:
+    """Held-out NLL and average BLEU of the multilingual models over their parameters."""
+    bleu, nll = (_by_size(rows, metric) for metric in ("average_bleu", "nll"))
+    if len(bleu) < 3:
+        raise Missing("three multilingual models")
+    small, large = bleu[0], bleu[-1]
+    ours = ", ".join(f"{row.model} {row.value:.2f}" for row in bleu)
+    losses = ", ".join(f"{row.value:.3f}" for row in nll)
+    holds = small.value < min(row.value for row in bleu[1:]) and large.value == max(row.value for row in bleu)
+    why = (
+        f"average BLEU: the smallest is worst, the largest best (those between have equal size); held-out NLL {losses}"
+    )
+    return found(holds, ours, Provenance.MEASURED, why)
+
+
+def helps_all(rows: Rows) -> Finding:
+    """From the smallest to the two models of four times the width or depth, in every group."""
+    gains = _group_gains(rows)
+    larger = [size for size in ("wide", "deep") if size in gains]
+    if "base" not in gains or not larger:
+        raise Missing("gains of a small and a middle model")
+    groups = [group for group in ("high", "middle", "low") if group in gains["base"]]
+    best = {group: max(gains[size][group] for size in larger) for group in groups}
+    ours = ", ".join(f"{group} {gains['base'][group]:+.2f} to {best[group]:+.2f}" for group in groups)
+    why = "mean BLEU above bilingual models, smallest model to the better of wide and deep: rises in every group"
+    return found(all(best[group] > gains["base"][group] for group in groups), ours, Provenance.MEASURED, why)
+
+
+def diminishing(rows: Rows) -> Finding:
+    """The second step in size gains, and gains less than the first."""
+    bleu = {str(row.params["size"]): row.value for row in _by_size(rows, "average_bleu")}
+    if not {"base", "large"} <= bleu.keys() or not {"wide", "deep"} & bleu.keys():
+        raise Missing("average BLEU of three sizes")
+    middle = max(bleu[size] for size in ("wide", "deep") if size in bleu)
+    first, second = middle - bleu["base"], bleu["large"] - middle
+    why = "average BLEU, smallest to the better of wide and deep, then to the largest: both gain, the second less"
+    return found(0 < second < first, f"{first:+.2f}, then {second:+.2f} BLEU", Provenance.MEASURED, why)
+
+
+def low_gains_most(rows: Rows) -> Finding:
+    """BLEU above the bilingual models falls from low to high, for the largest multilingual model."""
+    gains = _group_gains(rows)
+    if "large" not in gains:
+        raise Missing("gains of the largest model")
+    groups = [group for group in ("low", "middle", "high") if group in gains["large"]]
+    values = [gains["large"][group] for group in groups]
+    ours = ", ".join(f"{group} {value:+.2f}" for group, value in zip(groups, values, strict=True))
+    why = "largest multilingual model, BLEU above bilingual ones: positive for low, and falling from low to high"
+    return found(falls(values) and values[0] > 0, ours, Provenance.MEASURED, why)
+
+
+def deep_on_low(rows: Rows) -> Finding:
+    """Deep against wide by group."""
+    gains = _group_gains(rows)
+    if not {"wide", "deep"} <= gains.keys():
+        raise Missing("gains of a wide and a deep model")
+    differences = {g: gains["deep"][g] - gains["wide"][g] for g in ("high", "low") if g in gains["wide"]}
+    if len(differences) < 2:
+        raise Missing("gains in the high and the low group")
+    ours = ", ".join(f"{group} {value:+.2f}" for group, value in differences.items())
+    why = f"BLEU of deep less wide, equal parameters: above {EQUAL:g} on low, within {EQUAL:g} on high"
+    holds = differences["low"] > EQUAL and abs(differences["high"]) <= EQUAL
+    return found(holds, ours, Provenance.MEASURED, why)
+
+
+def beats_bilingual(rows: Rows) -> Finding:
+    """Languages on which the largest model is above the bilingual one, of those that have one."""
+    gains = select(rows[FIGURE], "bleu_gain", part="language", size="large", trained_on="multilingual")
+    above = [row for row in gains if row.value > 0]
+    stated, of = (int(text) for text in str(said("beats-bilingual")["value"]).split(" of "))
+    ours = f"{len(above)} of {len(gains)} languages"
+    below = ", ".join(str(row.params["language"]) for row in gains if row.value <= 0)
+    why = f"as large a share as {stated} of {of}" + (f"; below on {below}" if below else "")
+    return found(len(above) / len(gains) >= stated / of, ours, Provenance.MEASURED, why)
+
+
+def larger_batch(held: str, rows: Rows) -> Finding:
+    """BLEU and NLL over three batch sizes."""
+
+    def over(metric: str) -> list[Row]:
+        chosen = [row for row in select(rows[TABLE], metric, part="model") if held in row.params.get("held_fixed", ())]
+        return sorted(chosen, key=lambda row: row.batch_size or 0)
+
+    bleu, nll = over("bleu"), over("nll")
+    if len(bleu) < 3 or len(nll) < 3:
+        raise Missing(f"three batch sizes with equal {held}")
+    ours = ", ".join(
+        f"{one.batch_size} pairs: {one.value:.1f} BLEU, {other.value:.3f} nat"
+        for one, other in zip(bleu, nll, strict=True)
+    )
+    holds = rises([row.value for row in bleu]) and falls([row.value for row in nll])
+    why = f"BLEU rises and held-out NLL falls over batches a factor of four apart, equal {held}"
+    return found(holds, ours, Provenance.MEASURED, why)
+
+
+def _by_size(rows: Rows, metric: str) -> list[Row]:
+    chosen = select(rows[FIGURE], metric, part="model", trained_on="multilingual")
+    return sorted(chosen, key=lambda row: (row.params["parameters"], row.value))
+
+
+def _group_gains(rows: Rows) -> Mapping[str, Mapping[str, float]]:
+    """By size and group."""
+    made: dict[str, dict[str, float]] = {}
+    for row in select(rows[FIGURE], "bleu_gain", part="group", trained_on="multilingual"):
+        made.setdefault(str(row.params["size"]), {})[str(row.params["group"])] = row.value
+    return made
