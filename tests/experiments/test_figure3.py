@@ -94,7 +94,7 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"num_stages": (2, 4)}, r"-K 2 4: only the largest model runs in a pipeline; give one K"),
         ({"num_micro_batches": (1, 4)}, r"-M 1 4: .* give one M"),
-        ({"num_stages": (11,)}, r"-K 11: T\(4, 1024, 8\) has 10 layers"),
+        ({"num_stages": (7,)}, r"-K 7: T\(2, 1024, 8\) has 6 layers"),
         ({"num_micro_batches": (65,)}, r"-M 65: a mini-batch has 64 sentence pairs"),
         ({"options": {"seed": -1}}, r"--seed -1: give a number from 0"),
     ],
@@ -117,7 +117,7 @@ def test_rows() -> None:
     (large,) = find(made, "nll", trained_on="multilingual", size="large")
     assert large.value == NLL["large"] and large.num_stages == 2 and large.params["processes"] == 2
     (average,) = find(made, "average_bleu", size="deep")
-    assert average.value == pytest.approx(BLEU["deep"]) and average.params["parameters"] == 4_000_000
+    assert average.value == pytest.approx(BLEU["deep"]) and average.params["parameters"] == 2_000_000
     (fy,) = find(made, "bleu", language="fy", size="wide", trained_on="multilingual")
     assert fy.value == pytest.approx(BLEU["wide"]) and fy.params["group"] == "low" and fy.params["rank"] == 11
     assert len(find(made, "bleu", part="language", trained_on="bilingual")) == 6
