@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from repro.errors import UserError
 from repro.tasks.beam_search import Hypothesis, beam_search, length_penalty
 from repro.tasks.decoding import greedy_decode
-from tests.tasks.test_decoding import BOS, EOS, KINDS, PAD, PIECES, SPECIAL, model, next_logits, padded, sources
+from tests.tasks.test_decoding import BOS, EOS, KINDS, PAD, PIECES, SEEDS, SPECIAL, model, next_logits, padded, sources
 
 Found = tuple[tuple[int, ...], float]
 
@@ -49,7 +49,7 @@ def search(built: nn.Sequential, source: Tensor, beam_size: int, exponent: float
 @KINDS
 @pytest.mark.parametrize(("beam_size", "exponent"), [(2, 0.0), (4, 0.6), (5, 2.0)])
 def test_equals_the_search_without_a_cache(options: dict[str, Any], beam_size: int, exponent: float) -> None:
-    for seed in range(2):
+    for seed in SEEDS:
         built = model(seed, **options).eval()
         limits = list(range(4, 12))
         found = search(built, padded(sources()), beam_size, exponent, limits)
@@ -62,7 +62,7 @@ def test_equals_the_search_without_a_cache(options: dict[str, Any], beam_size: i
 
 @KINDS
 def test_beam_1_is_greedy(options: dict[str, Any]) -> None:
-    for seed in range(3):
+    for seed in SEEDS:
         built, limits = model(seed, **options).eval(), torch.arange(6, 14)
         greedy = greedy_decode(built, padded(sources()), max_lengths=limits, **SPECIAL)
         assert [list(found.tokens) for found in search(built, padded(sources()), 1, 0.6, limits)] == greedy
@@ -99,7 +99,7 @@ def test_a_larger_length_penalty_gives_longer_answers() -> None:
     for exponent in (0.0, 1.0, 4.0):
         found = [
             hypothesis
-            for seed in range(4)
+            for seed in SEEDS
             for hypothesis in search(model(seed).eval(), padded(sources()), 4, exponent, [15] * 8)
         ]
         lengths.append(sum(len(hypothesis.tokens) for hypothesis in found))

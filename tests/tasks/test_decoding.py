@@ -10,6 +10,7 @@ from repro.models.transformer import transformer
 from repro.tasks.decoding import decode_sentences, greedy_decode
 
 PAD, BOS, EOS, PIECES = 0, 2, 3, 12
+SEEDS = (3, 4)
 SPECIAL = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
 KINDS = pytest.mark.parametrize(
     "options", [{}, {"split_sublayers": True}, {"d_model": 6, "num_decoder_layers": 1}], ids=["whole", "split", "wide"]
@@ -56,7 +57,7 @@ def padded(rows: list[list[int]]) -> Tensor:
 
 
 @KINDS
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_greedy_equals_the_naive_loop(seed: int, options: dict[str, Any]) -> None:
     built = model(seed, **options).eval()
     limits = torch.arange(8, 16)
@@ -68,7 +69,7 @@ def test_greedy_equals_the_naive_loop(seed: int, options: dict[str, Any]) -> Non
 
 
 def test_the_models_of_the_test_end_early_and_late() -> None:
-    lengths = {len(naive(model(seed).eval(), torch.tensor(source), 15)) for seed in range(4) for source in sources()}
+    lengths = {len(naive(model(seed).eval(), torch.tensor(source), 15)) for seed in SEEDS for source in sources()}
     assert min(lengths) < 15
     assert len(lengths) > 1
 
