@@ -62,17 +62,24 @@ class TokenBatches(Sampler[list[int]]):
         order: sampler of single sentences, as long as an epoch.
         items: the sentences.
         batch_tokens: most tokens of a batch, padding included.
+        longer_alone: a pair that does not fit is a batch of its own; otherwise it is an error.
         shuffle: shuffle the batches of a pool. The shuffling is settled by one draw from the default generator at the
             start of an epoch: whatever else draws during the epoch, every replica and every resumed run sees the same.
     """
 
     def __init__(
-        self, order: Sampler[int], items: Sequence[EncodedPair], batch_tokens: int, shuffle: bool = True
+        self,
+        order: Sampler[int],
+        items: Sequence[EncodedPair],
+        batch_tokens: int,
+        shuffle: bool = True,
+        longer_alone: bool = False,
     ) -> None:
         self._order = order
         self._items = items
         self._batch_tokens = batch_tokens
         self._shuffle = shuffle
+        self._longer_alone = longer_alone
 
     def __iter__(self) -> Iterator[list[int]]:
         shuffling = torch.Generator()
@@ -106,7 +113,7 @@ class TokenBatches(Sampler[list[int]]):
             yield batches[place]
 
     def _check(self, source: int, target: int) -> None:
-        if source + target > self._batch_tokens:
+        if source + target > self._batch_tokens and not self._longer_alone:
             raise DataError(
                 f"batch_tokens={self._batch_tokens} is too few for a pair of {source} + {target} pieces: raise it, or "
                 "lower max_source and max_target"

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 from typing_extensions import override
 
 from repro.datasets.batches import EncodedPair, EncodedPairs, collate
-from repro.datasets.bucketing import SimilarLengths, TokenBatches, length_of
+from repro.datasets.bucketing import SimilarLengths, TokenBatches, length_of, padded_tokens
 from repro.datasets.parallel_corpus import ParallelCorpus, open_corpus
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
@@ -58,7 +58,8 @@ class TranslationDataModule(pl.LightningDataModule):
         stems: how the file names of "train", "dev" and "test" begin, where not so; for "moses" and "tsv".
         target: code of the language that is translated into; the packaged corpus has English only.
         batch_tokens: most tokens of a mini-batch, per replica, padding included: rows x (longest source + longest
-            target, each with its end piece). None: batches of ``batch_size`` rows.
+            target, each with its end piece). A longer pair of the test part, which has no limits, goes alone. None:
+            batches of ``batch_size`` rows.
         vocab_lines: sentences of the sources, drawn by language with temperature 5, and most sentences of the target
             that the vocabulary is trained on.
         vocabulary_languages: languages that the vocabulary is made for; None: ``languages``. A model of fewer languages
@@ -231,8 +232,12 @@ class TranslationDataModule(pl.LightningDataModule):
     def _evaluation_batches(self, part: str) -> Iterable[list[int]]:
         items = self.encoded(part).items
         if self.batch_tokens is not None:
-            # A list: their number is known.
-            return list(TokenBatches(SequentialSampler(items), items, self.batch_tokens, shuffle=False))
+            ordered = TokenBatches(SequentialSampler(items), items, self.batch_tokens, shuffle=False, longer_alone=True)
+            batches = list(ordered)  # a list: their number is known
+            longer = sum(padded_tokens([items[index] for index in batch]) > self.batch_tokens for batch in batches)
+            if longer:
+                rank_zero_info(f"{part}: {longer} pairs of more than batch_tokens={self.batch_tokens} tokens go alone")
+            return batches
         return _cut(sorted(range(len(items)), key=lambda index: length_of(items[index])), self.batch_size)
 
     def _loader(self, part: str, batches: Callable[[], Iterable[list[int]]]) -> DataLoader[Any]:

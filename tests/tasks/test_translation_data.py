@@ -182,6 +182,30 @@ def test_what_limits_leave_out_is_logged(packaged: Path, caplog: pytest.LogCaptu
     assert tests == every or f"test: {tests} pairs kept, {every - tests} dropped" in caplog.text
 
 
+def test_long_test_pairs_go_alone_and_long_training_pairs_are_refused(
+    packaged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = data_of(packaged, batch_tokens=20)
+    with caplog.at_level(logging.INFO):
+        batches = list(data.test_dataloader())
+    longer = [target for (source, target), _ in batches if source.numel() + target.numel() > 20]
+    assert longer and all(len(target) == 1 for target in longer)
+    assert f"test: {len(longer)} pairs of more than batch_tokens=20 tokens go alone" in caplog.text
+    assert sum(len(target) for _, target in batches) == len(data.encoded("test"))
+    with pytest.raises(DataError, match=r"batch_tokens=20 is too few for a pair of"):
+        list(data.train_dataloader())
+
+
+def test_a_language_without_a_held_out_part_is_named(tmp_path: Path) -> None:
+    own_corpus(tmp_path)
+    for path in tmp_path.glob("dev.fr*"):
+        path.unlink()
+    data = own(tmp_path, tmp_path)
+    data.check()
+    with pytest.warns(UserWarning, match=r"val: 6 pairs from .*; no pair skipped; no such part for fr"):
+        assert {pair.language for pair in data.pairs("val")} == {"de"}
+
+
 def test_files_are_missed_before_work_starts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such folder"):
         own(tmp_path / "nowhere", tmp_path).check()
