@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.datasets.images import PACKAGED
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
 from repro.errors import UserError
@@ -18,8 +19,8 @@ from .table4 import MOST_SEEDS
 from .training import TrainingPlan
 
 PRE_TRAINING_SET = "fashion-mnist"
-TRANSFER_SETS: Mapping[str, int] = {"digits": 10, "emoji": 9, "openclipart": 12}
-"""Packaged sets to fine-tune on, with their classes."""
+TRANSFER_SETS = tuple(name for name in PACKAGED if name != PRE_TRAINING_SET)
+"""Packaged sets to fine-tune on."""
 
 TRANSFER = ("fine_tuning", "scratch")
 """Parts with runs on these."""
@@ -30,6 +31,9 @@ SIZE = "middle"
 
 NUM_LAYERS = 3
 """L, normal cells, as the overlays have it."""
+
+_CUTOUT = 8
+"""Pixels of 32; DeVries and Taylor 2017 have 16 of CIFAR-10's 32 and 8 for CIFAR-100's many classes."""
 
 _LAYERS = NUM_LAYERS + 4  # stem, two reduction cells and classifier
 
@@ -50,6 +54,7 @@ class Settings:
         transfer_seeds: seeds of each fine-tuning.
         transfer_steps: optimizer steps of each.
         transfer_batch: rows of its mini-batches.
+        transfer_sets: to fine-tune on, as far as they have been fetched.
         micro_batches: every M that is compared.
         precision: of the runs that K and M are compared in.
         statistics_images: training images that the statistics are recomputed from.
@@ -66,6 +71,7 @@ class Settings:
     transfer_seeds: int
     transfer_steps: int
     transfer_batch: int
+    transfer_sets: tuple[str, ...]
     micro_batches: tuple[int, ...]
     precision: str
     statistics_images: int
@@ -89,6 +95,7 @@ _LAPTOP = Settings(
     transfer_seeds=5,  # as the paper
     transfer_steps=60,
     transfer_batch=64,
+    transfer_sets=TRANSFER_SETS,
     micro_batches=(1, 4, 16, 64),
     precision="32-true",
     statistics_images=20_000,
@@ -99,13 +106,14 @@ _SMOKE = Settings(
     batch_size=32,
     num_micro_batches=4,
     steps=4,
-    test_images=200,
+    test_images=100,
     size_seeds=1,
     long_steps=4,
     transfer_seeds=1,
     transfer_steps=3,
     transfer_batch=32,
-    micro_batches=(1, 8),
+    transfer_sets=TRANSFER_SETS[:2],
+    micro_batches=(4, 8),
     precision="64-true",
     statistics_images=128,
 )
@@ -258,7 +266,7 @@ def image_runs(request: Request) -> list[ImageRun]:
     before = maker.run("pre_training", size=SIZE)
     transfer = [
         maker.run(part, size=SIZE, data=data, seed=seed, start=before.plan if part == "fine_tuning" else None)
-        for data in TRANSFER_SETS
+        for data in chosen.transfer_sets
         if data in present_sets()
         for seed in range(seeds or chosen.transfer_seeds)
         for part in ("fine_tuning", "scratch")
@@ -311,7 +319,9 @@ def _transfer_overrides(data: str, steps: int, batch: int) -> list[str]:
         f"--data.dataset={data}",
         f"--data.batch_size={batch}",
         "--data.validation=0",  # the sets are small
-        f"--model.num_classes={TRANSFER_SETS[data]}",
+        "--data.augment=true",  # paper, section 4: mirrored (not digits) and cut out
+        f"--data.cutout={_CUTOUT}",
+        f"--model.num_classes={PACKAGED[data].classes}",
         f"--model.warmup_steps={steps // 10}",
     ]
 

@@ -154,7 +154,7 @@ def _transfer(
 ) -> tuple[list[Row], list[Check]]:
     made = [_row(one, "accuracy", _accuracy(one)) for one in _of(done, "pre_training")]
     checks = []
-    for data in TRANSFER_SETS:
+    for data in chosen.transfer_sets:
         kinds = {kind: _of(done, kind, data=data) for kind in TRANSFER}
         for some in kinds.values():
             made += [_row(one, "accuracy", _accuracy(one)) for one in some]
