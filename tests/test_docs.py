@@ -225,7 +225,7 @@ def assert_minutes(command: str, minutes: str) -> None:
 
 def test_minutes_are_measured_or_called_estimates() -> None:
     rows = table("On my machine")
-    assert len(rows) == 6
+    assert len(rows) == 7
     for _, command, minutes, *_ in rows:
         assert_minutes(command, minutes)
 

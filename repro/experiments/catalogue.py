@@ -16,17 +16,17 @@ TARGETS: Mapping[str, str] = MappingProxyType(
         "table1": "repro.experiments.table1",
         "table2": "repro.experiments.table2",
         "table3": "repro.experiments.table3",
-        "table4": "repro.experiments.table4",
         "remat": "repro.experiments.remat",
         "breakdown": "repro.experiments.breakdown",
         "bubble": "repro.experiments.bubble",
-        "figure1": "repro.experiments.figure1",
         "figure2": "repro.experiments.figure2",
         "peers": "repro.experiments.peer_comparison",
         "plan": "repro.experiments.plan_check",
         "schedules": "repro.experiments.schedules",
+        "table4": "repro.experiments.table4",
         "figure3": "repro.experiments.figure3",
         "table5": "repro.experiments.table5",
+        "figure1": "repro.experiments.figure1",
     }
 )
 
