@@ -32,6 +32,7 @@ def build(
         orders: for every rank its actions in order, without R.
         restriction: why it cannot be executed, if so.
     """
+    recomputed = {number for number in range(num_micro_batches) if remat.recomputes(number, num_micro_batches)}
     return Schedule(
         name=name,
         num_stages=num_stages,
@@ -39,7 +40,7 @@ def build(
         num_virtual_stages=len(placement) // num_stages,
         remat=remat,
         placement=tuple(placement),
-        actions=tuple(tuple(_with_recompute(order, num_micro_batches, remat)) for order in orders),
+        actions=tuple(_with_recompute(order, num_micro_batches, recomputed) for order in orders),
         restriction=restriction,
     )
 
@@ -59,11 +60,14 @@ def require_virtual_stages(name: str, given: int, wanted: int, instead: str) -> 
         )
 
 
-def _with_recompute(order: Iterable[Action], num_micro_batches: int, remat: Remat) -> Iterable[Action]:
+def _with_recompute(order: Iterable[Action], num_micro_batches: int, recomputed: set[int]) -> tuple[Action, ...]:
+    made: list[Action] = []
+    backward, input_gradient = Kind.BACKWARD, Kind.INPUT_GRADIENT
     for action in order:
-        if action.micro_batch >= num_micro_batches:
+        kind, stage, micro_batch = action
+        if micro_batch >= num_micro_batches:
             continue
-        starts_backward = action.kind is Kind.BACKWARD or action.kind is Kind.INPUT_GRADIENT
-        if starts_backward and remat.recomputes(action.micro_batch, num_micro_batches):
-            yield Action(Kind.RECOMPUTE, action.stage, action.micro_batch)
-        yield action
+        if micro_batch in recomputed and (kind is backward or kind is input_gradient):
+            made.append(Action(Kind.RECOMPUTE, stage, micro_batch))
+        made.append(action)
+    return tuple(made)

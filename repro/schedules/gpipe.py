@@ -16,6 +16,7 @@ def gpipe(
     its stages one stage after the other, so V > 1 is GPipe on K x V stages that share K ranks.
     """
     total = num_stages * num_virtual_stages
+    recomputed = {number for number in range(num_micro_batches) if remat.recomputes(number, num_micro_batches)}
 
     def rank_actions(rank: int) -> tuple[Action, ...]:
         stages = range(rank, total, num_stages)
@@ -25,7 +26,7 @@ def gpipe(
         backwards: list[Action] = []
         for stage in reversed(stages):
             for micro_batch in reversed(range(num_micro_batches)):
-                if remat.recomputes(micro_batch, num_micro_batches):
+                if micro_batch in recomputed:
                     backwards.append(Action(Kind.RECOMPUTE, stage, micro_batch))
                 backwards.append(Action(Kind.BACKWARD, stage, micro_batch))
         return (*forwards, *backwards)

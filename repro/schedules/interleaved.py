@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import chain, pairwise
 
 from .actions import Action, Kind, Remat, Schedule
 from .building import build, one_after_the_other
@@ -30,7 +30,7 @@ def interleaved(
     return build("interleaved", num_stages, num_micro_batches, remat, placement, orders)
 
 
-def _order(rank: int, num_stages: int, num_virtual_stages: int, groups: Sequence[range]) -> Iterator[Action]:
+def _order(rank: int, num_stages: int, num_virtual_stages: int, groups: Sequence[range]) -> list[Action]:
     held = range(rank, num_stages * num_virtual_stages, num_stages)
     forwards, backwards = (
         [Action(kind, stage, micro_batch) for group in groups for stage in stages for micro_batch in group]
@@ -38,8 +38,5 @@ def _order(rank: int, num_stages: int, num_virtual_stages: int, groups: Sequence
     )
     down = num_stages - 1 - rank
     ahead = (down if num_virtual_stages == 1 else 2 * down) + (num_virtual_stages - 1) * max(map(len, groups))
-    for step in range(len(forwards) + ahead):
-        if step < len(forwards):
-            yield forwards[step]
-        if 0 <= step - ahead < len(backwards):
-            yield backwards[step - ahead]
+    in_turns = chain.from_iterable(zip(forwards[ahead:], backwards, strict=False))
+    return [*forwards[:ahead], *in_turns, *backwards[max(0, len(forwards) - ahead) :]]

@@ -44,52 +44,61 @@ def replay(schedule: Schedule, durations: Mapping[Kind, Sequence[Time]], transfe
     count = schedule.num_micro_batches
     last = schedule.total_stages - 1
     ranks = len(schedule.actions)
-    # Per direction and (stage, micro-batch): when and where the result was made, and which rank is waiting for it.
-    made_forward: dict[int, tuple[Time, int]] = {}
-    made_gradient: dict[int, tuple[Time, int]] = {}
+    # Per (stage, micro-batch): when its result was made, None before, in both directions; and the rank that made it.
+    outputs: list[Time | None] = [None] * (schedule.total_stages * count)
+    gradients: list[Time | None] = [None] * (schedule.total_stages * count)
+    holders = [-1] * (schedule.total_stages * count)
+    # Which rank is waiting for it.
     waits_forward: dict[int, int] = {}
     waits_gradient: dict[int, int] = {}
     starts: list[list[Time]] = [[] for _ in range(ranks)]
     ends: list[list[Time]] = [[] for _ in range(ranks)]
     forward, input_gradient, whole_backward = Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.BACKWARD
+    forward_costs = durations[forward]
+    delays = any(transfer)
 
     runnable = list(reversed(range(ranks)))
     while runnable:
         rank = runnable.pop()
         actions, rank_starts, rank_ends = schedule.actions[rank], starts[rank], ends[rank]
         clock = rank_ends[-1] if rank_ends else 0
+        # The same for both directions, written out: this loop is where simulating spends its time.
         for position in range(len(rank_ends), len(actions)):
             kind, stage, micro_batch = actions[position]
             key = stage * count + micro_batch
             start = clock
-            makes_gradient = kind is whole_backward or kind is input_gradient
-            if kind is forward and stage > 0:
-                source, edge, made, waits = key - count, stage - 1, made_forward, waits_forward
-            elif makes_gradient and stage < last:
-                source, edge, made, waits = key + count, stage, made_gradient, waits_gradient
-            else:
-                source = -1
-            if source >= 0:
-                result = made.get(source)
-                if result is None:
-                    waits[source] = rank
-                    break
-                arrival, origin = result
-                if origin != rank and transfer[edge]:
-                    arrival = arrival + transfer[edge]
-                if arrival > start:
-                    start = arrival
-            clock = start + durations[kind][stage]
-            rank_starts.append(start)
-            rank_ends.append(clock)
             if kind is forward:
-                made_forward[key] = (clock, rank)
+                if stage:
+                    arrival = outputs[key - count]
+                    if arrival is None:
+                        waits_forward[key - count] = rank
+                        break
+                    if delays and transfer[stage - 1] and holders[key - count] != rank:
+                        arrival = arrival + transfer[stage - 1]
+                    if arrival > start:
+                        start = arrival
+                outputs[key] = clock = start + forward_costs[stage]
+                holders[key] = rank
                 if key in waits_forward:
                     runnable.append(waits_forward.pop(key))
-            elif makes_gradient:
-                made_gradient[key] = (clock, rank)
+            elif kind is whole_backward or kind is input_gradient:
+                if stage < last:
+                    arrival = gradients[key + count]
+                    if arrival is None:
+                        waits_gradient[key + count] = rank
+                        break
+                    if delays and transfer[stage] and holders[key + count] != rank:
+                        arrival = arrival + transfer[stage]
+                    if arrival > start:
+                        start = arrival
+                gradients[key] = clock = start + durations[kind][stage]
+                holders[key] = rank
                 if key in waits_gradient:
                     runnable.append(waits_gradient.pop(key))
+            else:
+                clock = start + durations[kind][stage]
+            rank_starts.append(start)
+            rank_ends.append(clock)
 
     blocked = {}
     for waits, kinds in ((waits_forward, (forward,)), (waits_gradient, (whole_backward, input_gradient))):

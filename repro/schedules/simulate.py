@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import sub
 from typing import TypeAlias
 
 from .actions import Kind, Schedule, ScheduleError
@@ -36,10 +37,7 @@ class Timeline:
     @cached_property
     def busy(self) -> tuple[Time, ...]:
         """For every rank, the time in which it runs an action (R counts)."""
-        return tuple(
-            sum(end - start for start, end in zip(starts, ends, strict=True))
-            for starts, ends in zip(self.starts, self.ends, strict=True)
-        )
+        return tuple(sum(map(sub, ends, starts)) for starts, ends in zip(self.starts, self.ends, strict=True))
 
     @cached_property
     def rank_bubbles(self) -> tuple[Time, ...]:
@@ -129,19 +127,16 @@ def _per_stage(name: str, cost: Cost, length: int) -> tuple[Time, ...]:
 
 
 def _peak_live(schedule: Schedule, rank: int) -> int:
-    actions = schedule.actions[rank]
-    recomputed = {(stage, micro_batch) for kind, stage, micro_batch in actions if kind is Kind.RECOMPUTE}
-    frees = {
-        (stage, micro_batch): kind
-        for kind, stage, micro_batch in actions
-        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRADIENT
-    }
-    live = peak = 0
-    for kind, stage, micro_batch in actions:
-        key = (stage, micro_batch)
-        if frees.get(key) is kind:
-            live -= 1
-        elif key in frees and kind is (Kind.RECOMPUTE if key in recomputed else Kind.FORWARD):
-            live += 1
-            peak = max(peak, live)
+    count = schedule.num_micro_batches
+    forward, recompute, backward, weight = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.WEIGHT_GRADIENT
+    live: set[int] = set()
+    peak = 0
+    # From the end: the last action of a stage and micro-batch frees what the last R, or F, before it has made.
+    for kind, stage, micro_batch in reversed(schedule.actions[rank]):
+        if kind is backward or kind is weight:
+            live.add(stage * count + micro_batch)
+            if len(live) > peak:
+                peak = len(live)
+        elif kind is forward or kind is recompute:
+            live.discard(stage * count + micro_batch)
     return peak
