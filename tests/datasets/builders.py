@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 import tarfile
 import zipfile
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from repro.datasets import corpus as recipe
 from repro.datasets.images import PACKAGED
@@ -50,6 +52,39 @@ def deb(files: dict[str, bytes]) -> bytes:
         header = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(body):<10}`\n".encode()
         result += header + body + b"\n" * (len(body) % 2)
     return result
+
+
+def npm(files: dict[str, bytes]) -> bytes:
+    """An npm package that holds ``files``."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"package/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def emoji_members() -> dict[str, bytes]:
+    """A package of 30 emoji in two categories, one with a skin tone too, and an entry without a picture."""
+    entries = [
+        {
+            "image": f"{number:04x}.png",
+            "unified": f"{number:04X}",
+            "category": ("Flags", "Symbols")[number % 2],
+            "has_img_google": number < 30,
+        }
+        for number in range(31)
+    ]
+    files = {"emoji.json": json.dumps(entries).encode(), "LICENSE": b"MIT", "README.md": b"images: Apache-2.0"}
+    generator = torch.Generator().manual_seed(0)
+    for number in range(30):
+        pixels = torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8, generator=generator)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels.numpy()).save(buffer, "PNG")
+        files[f"img/google/64/{number:04x}.png"] = buffer.getvalue()
+    files["img/google/64/0001-1f3fb.png"] = files["img/google/64/0001.png"]
+    return files
 
 
 def idx(shape: tuple[int, ...], values: bytes) -> bytes:

