@@ -127,6 +127,9 @@ class ReproCLI(LightningCLI):
         check = getattr(self.datamodule, "check", None)
         if check is not None:
             check()
+        check_model = getattr(self.datamodule, "check_model", None)
+        if check_model is not None:
+            check_model(self.model)
         super()._run_subcommand(subcommand)
 
 

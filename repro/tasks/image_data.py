@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from repro.datasets.image_parts import ImageParts, Rows, check_name, default_preparation, image_parts
 from repro.datasets.image_sets import REAL_SETS, real_set
+from repro.datasets.images import PACKAGED
 from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
 from repro.datasets.transforms import Fit
@@ -82,6 +82,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.cutout = cutout
         self.num_workers = num_workers
         self._parts: ImageParts | None = None
+        self._classes: int | None = None  # of a real set: known once it was looked at
 
     def check(self) -> None:
         """Raises what would stop the run later: before any process starts.
@@ -91,12 +92,27 @@ class ImageDataModule(pl.LightningDataModule):
         """
         if self.dataset in REAL_SETS:
             if not self.download:
-                for split in ("train", "test"):
-                    real_set(self.dataset, self.folder, split)
+                train, _ = (real_set(self.dataset, self.folder, split) for split in ("train", "test"))
+                self._classes = len(train.classes)
             return
         base = packaged_root(self.root)
-        if read_manifest(Path(base), self.dataset) is None:
+        if read_manifest(base, self.dataset) is None:
             raise missing_set(self.dataset, base)
+
+    def check_model(self, model: pl.LightningModule) -> None:
+        """Raises: UserError: the model expects other classes or channels than the data have."""
+        classes, channels = self._classes, self.channels or 3
+        if self.dataset in PACKAGED:
+            known = PACKAGED[self.dataset]
+            classes, channels = known.classes, self.channels or known.channels
+        for name, ours, what in (("num_classes", classes, "classes"), ("in_channels", channels, "channels")):
+            theirs = model.hparams.get(name, ours)
+            if ours is not None and theirs != ours:
+                other = " or another --data.channels" if name == "in_channels" else ""
+                raise UserError(
+                    f"{self.dataset} gives {ours} {what}, but the model has {name}={theirs}: give "
+                    f"--model.{name}={ours}{other}"
+                )
 
     @override
     def prepare_data(self) -> None:
@@ -120,8 +136,9 @@ class ImageDataModule(pl.LightningDataModule):
             self._parts = image_parts(self.dataset, preparation, self.rows, root=self.root, folder=self.folder)
             for note in self._parts.notes:
                 rank_zero_info(note)
+            self._classes = self._parts.classes
         if self.trainer is not None:
-            self._check_model(self.trainer.lightning_module, self._parts)
+            self.check_model(self.trainer.lightning_module)
 
     @override
     def train_dataloader(self) -> DataLoader[Any]:
@@ -138,18 +155,6 @@ class ImageDataModule(pl.LightningDataModule):
     @override
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("test")
-
-    def _check_model(self, model: pl.LightningModule, parts: ImageParts) -> None:
-        for name, ours, what in (
-            ("num_classes", parts.classes, "classes"),
-            ("in_channels", parts.channels, "channels"),
-        ):
-            theirs = model.hparams.get(name, ours)
-            if theirs != ours:
-                raise UserError(
-                    f"{self.dataset} has {ours} {what}, but the model has {name}={theirs}: give --model.{name}={ours}"
-                    + (" or another --data.channels" if name == "in_channels" else "")
-                )
 
     def _loader(self, part: str, *, shuffle: bool = False) -> DataLoader[Any]:
         assert self._parts is not None, "setup() comes first"

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from repro.datasets.paths import DataError
+from repro.errors import UserError
+from repro.tasks.image_classification import ImageClassification
 from repro.tasks.image_data import ImageDataModule
+from tests.datasets.builders import write_transfer
+from tests.datasets.test_image_sets import class_folders
 
 
 def test_parts_are_disjoint_and_the_split_is_fixed(packaged: Path) -> None:
@@ -39,3 +45,82 @@ def test_limits_and_shapes(packaged: Path) -> None:
 def test_missing_data_is_told_before_work_starts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"python -m repro.datasets fetch.*make data"):
         ImageDataModule(root=str(tmp_path)).check()
+
+
+def fit(data: ImageDataModule, model: ImageClassification) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=1,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, data)
+
+
+def model(**options: Any) -> ImageClassification:
+    return ImageClassification(
+        num_layers=3, num_filters=4, stem_stride=2, image_size=16, schedule="constant", **options
+    )
+
+
+def test_a_set_in_color_trains(tmp_path: Path) -> None:
+    write_transfer(tmp_path, "emoji")
+    data = ImageDataModule(
+        str(tmp_path), "emoji", batch_size=4, image_size=16, validation=0, augment=True, cutout=4, limit_train=4
+    )
+    data.check()
+    fit(data, model(num_classes=9, in_channels=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "message"),
+    [
+        (
+            {"num_classes": 10, "in_channels": 3},
+            {},
+            "emoji gives 9 classes, .*num_classes=10: give --model.num_classes=9",
+        ),
+        ({"num_classes": 9}, {}, "emoji gives 3 channels, .*in_channels=1.* or another --data.channels"),
+        ({"num_classes": 9, "in_channels": 3}, {"channels": 1}, "emoji gives 1 channels"),
+    ],
+)
+def test_a_model_for_other_data_is_one_error(
+    tmp_path: Path, options: dict[str, Any], data: dict[str, Any], message: str
+) -> None:
+    write_transfer(tmp_path, "emoji")
+    module = ImageDataModule(str(tmp_path), "emoji", batch_size=4, image_size=16, validation=0, **data)
+    with pytest.raises(UserError, match=message):
+        module.check_model(model(**options))
+    with pytest.raises(UserError, match=message):
+        fit(module, model(**options))
+
+
+def test_a_real_set_says_how_it_differs_from_the_paper(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class_folders(tmp_path)
+    data = ImageDataModule(dataset="birdsnap", folder=str(tmp_path), batch_size=2, image_size=16, validation=0)
+    data.check()
+    with pytest.raises(UserError, match=r"birdsnap gives 2 classes, .*num_classes=500"):
+        data.check_model(model(num_classes=500, in_channels=3))
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        data.setup()
+    assert "birdsnap has 4 test pictures here; the paper's Table 4 prints 2,443 (-2,439)" in caplog.text
+    images, labels = next(iter(data.test_dataloader()))
+    assert images.shape == (2, 3, 16, 16) and labels.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "cifar"}, "unknown image set 'cifar'; there are fashion-mnist"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"dataset": "food101"}, r"where does food101 lie\? Give --data.folder"),
+        ({"dataset": "stanford-cars", "folder": "nowhere"}, "stanford-cars is not in nowhere"),
+    ],
+)
+def test_mistakes_are_told_before_work_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ImageDataModule(**options).check()
