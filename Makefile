@@ -75,7 +75,11 @@ figure1: ## 1 | accuracy against size, from the rows of table4 and figure3
 plan: ## 2 | the order of repro plan's predictions beside measured steps
 schedules: ## 4 | every executable schedule: step time, bubble, live activations, beside the simulator
 
+# Those that train need data; all sets but at the smallest scale. What cannot be fetched is left out and named.
+FETCH = $(BIN)/python -m repro.datasets fetch $(if $(filter smoke,$(SCALE)),,--all) || true
+
 $(SWEEPS): $(STAMP)
+	@$(if $(and $(filter $(firstword $(ASKED)),$@),$(filter $(ACCURACY),$(ASKED))),$(FETCH),:)
 	@$(if $(filter-out $(firstword $(ASKED)),$@),:,$(BIN)/repro run $(ASKED) --scale $(SCALE) $(OPTIONS))
 
 smoke-systems: ## 3 | throughput, memory and all others without training, as small as they get (what CI runs)
@@ -91,7 +95,8 @@ smoke: $(STAMP) ## 3 | 'reproduce', as small as it gets (what CI runs)
 report: $(STAMP) ## <1 | tables and figures of everything under results/, from its rows
 	@$(BIN)/repro report
 
-claims: $(STAMP) ## <1 | formulas and figures in circulation against replayed schedules: docs/claims.md
+claims: $(STAMP) ## <1 | every number of the paper with a verdict (results/**/claims.md); docs/claims.md: those in circulation
+	@$(BIN)/repro report --paper-claims
 	@$(BIN)/repro report --claims docs/claims.md
 
 test: $(STAMP) ## 12 | all tests
@@ -126,7 +131,7 @@ $(STAMP): pyproject.toml
 	echo "            libraries and the environment takes about 5.5 GB of disk: some 3 to 10 minutes on a fast line."; \
 	echo "            Without an NVIDIA GPU a CPU build (about 1.5 GB) is enough: make setup TORCH_INDEX=<index of CPU"; \
 	echo "            builds, see PyTorch's installation page>. pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS) hold."; \
-	echo "  data      about 190 MB, after the packages: some 2 minutes."; \
+	echo "  data      about 202 MB, after the packages: some 3 minutes."; \
 	failed() { \
 	  echo "Set-up stopped at: $$1 (the message is above). Run make again to go on. Without a network, fill a folder with" \
 	    "wheels on another machine (pip download '.[dev]' 'setuptools>=77' -d wheels), then: PIP_NO_INDEX=1" \
