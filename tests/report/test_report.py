@@ -13,7 +13,7 @@ from repro.report import command, loading
 from repro.report.command import main
 from repro.report.lines import show
 from repro.report.loading import find, load
-from repro.report.readme import BEGIN, END, block, rewrite, with_block
+from repro.report.readme import BEGIN, CLAIMS_BEGIN, CLAIMS_END, END, block, rewrite, with_block
 from repro.report.reproduce import headline, sections
 from tests.experiments.results import make_rows
 
@@ -200,7 +200,7 @@ def test_numbers(rows: list[Row], metric: str, unit: str, value: float, spread: 
 def test_the_readme_block_is_what_the_rows_give(tmp_path: Path, store: Callable[..., Path]) -> None:
     reference = tmp_path / "results" / "reference"
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n")
+    readme.write_text(f"before\n\n{CLAIMS_BEGIN}\n{CLAIMS_END}\n\n{BEGIN}\nold\n{END}\n\nafter\n")
     assert rewrite(readme, reference)
     assert "No committed results yet" in readme.read_text()
     store(reference / "2-core-cpu" / "reproduce" / "laptop", scale="laptop")

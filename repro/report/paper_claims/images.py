@@ -78,10 +78,10 @@ def accuracy(dataset: str, what: str, printed: float, rows: Rows) -> Finding:
     ]
     if not own:
         sets = sorted({str(row.params["data"]) for row in rows[TARGET] if row.metric == "accuracy"})
-        return not_testable(
-            f"needs {dataset} and accelerators for {model}; what was trained here is scaled down, on "
-            f"{', '.join(sets)}, and tests the shape alone"
-        )
+        why = f"needs {dataset} and accelerators for {model}"
+        if sets:
+            why += f"; what was trained here is scaled down, on {', '.join(sets)}, and tests the shape alone"
+        return not_testable(why)
     mean = sum(row.value for row in own) / len(own)
     why = f"mean of {len(own)} runs, within {100 * BAND:g} point of the printed one"
     verdict = Verdict.REPRODUCED if abs(mean - printed) <= BAND else Verdict.CONTRADICTED
