@@ -26,6 +26,7 @@ TARGETS: Mapping[str, str] = MappingProxyType(
         "table4": "repro.experiments.table4",
         "figure3": "repro.experiments.figure3",
         "table5": "repro.experiments.table5",
+        "depth": "repro.experiments.depth",
         "figure1": "repro.experiments.figure1",
     }
 )

@@ -9,6 +9,12 @@ What this shows: without cures the logits grow without limit, the predictions pe
 runs away; with both the logits and the loss are bounded, and at the lower rate the model learns at least as well. What
 it does not show: at the higher rate the model with both cures does not run away, but stays near chance, since a clipped
 logit passes no gradient. At usual rates neither cure is needed within so few steps.
+
+Rows have ``experiment="depth"`` and are all measured, with the params ``part``, ``scaled`` (the feed-forward
+initialisation), ``clip`` (of logits; None: without), ``learning_rate``, ``steps`` (that stayed finite), ``layers``,
+``seed``, ``device``. With ``part="run"`` the metrics are ``first_loss``, ``largest_loss``, ``last_loss`` (nat per
+token), ``largest_logit`` (magnitude), ``last_entropy`` (nat) and ``largest_gradient_norm`` of a run; with
+``part="training"``: ``training_loss`` and ``training_logit``, the largest of some steps, ``step`` the last of them.
 """
 
 from __future__ import annotations
@@ -18,17 +24,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from repro.errors import UserError
+
 from .checks import Check
 from .ranks import Tell
 from .rows import Provenance, Row
-from .sweep import SweepPart
+from .sweep import Request, SweepPart, Target
 
+EXPERIMENT = "depth"
 BATCH_SIZE, LENGTH, VOCABULARY, SPECIAL = 32, 6, 32, 4
 WIDTH, D_FF, HEADS, D_HEAD = 16, 64, 2, 8
-STEPS = 40
+NUM_LAYERS, STEPS = 32, 40
+SMOKE_LAYERS, SMOKE_STEPS = 2, 2
 HIGH_RATE, TOO_HIGH_RATE = 1.5, 3.0
 CLIP = 10.0
 """Not published; chosen so that a clipped softmax can still be as good as certain: e^20 to 1."""
+DIVERGED = 2.0
+"""A loss that has grown by this factor, or is no longer finite, has diverged."""
+_STRETCH = 2
 
 
 @dataclass(frozen=True)
@@ -42,14 +55,16 @@ class DeepRun:
         steps: optimizer steps.
         num_layers: of the encoder, and of the decoder.
         seed: of weights and data.
+        device: ``cpu`` or ``cuda:0``.
     """
 
     scale_ffn_init: bool
     logit_clip: float | None
     learning_rate: float
     steps: int
-    num_layers: int = 32
+    num_layers: int = NUM_LAYERS
     seed: int = 0
+    device: str = "cpu"
 
     @property
     def cures(self) -> str:
@@ -94,7 +109,7 @@ def train_deep(rank: int, tell: Tell, run: DeepRun) -> dict[str, Any]:
                 logit_clip=run.logit_clip,
             )
         )
-    )
+    ).to(run.device)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=run.learning_rate, momentum=0.9)
     generator = torch.Generator().manual_seed(run.seed)
@@ -102,7 +117,7 @@ def train_deep(rank: int, tell: Tell, run: DeepRun) -> dict[str, Any]:
     for step in range(run.steps):
         # Each sentence counts on from a number of its own, as does its translation.
         first = torch.randint(VOCABULARY - SPECIAL, (BATCH_SIZE, 1), generator=generator)
-        counted = SPECIAL + (first + torch.arange(LENGTH + 1)) % (VOCABULARY - SPECIAL)
+        counted = (SPECIAL + (first + torch.arange(LENGTH + 1)) % (VOCABULARY - SPECIAL)).to(run.device)
         logits = model((counted[:, 1:], counted[:, :-1]))
         loss = F.cross_entropy(logits.flatten(0, 1), counted[:, 1:].flatten())
         optimizer.zero_grad()
@@ -123,36 +138,55 @@ def train_deep(rank: int, tell: Tell, run: DeepRun) -> dict[str, Any]:
     return found
 
 
-def deep_runs() -> list[DeepRun]:
-    """With and without each cure, at a rate that is too high and at one that is not quite."""
+def deep_runs(request: Request) -> list[DeepRun]:
+    """With and without each cure, at a rate that is too high and at one that is not quite.
+
+    Raises:
+        UserError: K or M are asked for.
+    """
+    for letter, values in (("K", request.num_stages), ("M", request.num_micro_batches)):
+        if values is not None:
+            given = " ".join(map(str, values))
+            raise UserError(f"-{letter} {given}: the runs of depth take one process each; leave -{letter} out")
+    smoke = request.scale == "smoke"
+    layers, steps = (SMOKE_LAYERS, SMOKE_STEPS) if smoke else (NUM_LAYERS, STEPS)
+    device = request.device.split(",")[0]
     return [
-        DeepRun(scaled, clip, rate, STEPS)
+        DeepRun(scaled, clip, rate, steps, layers, device=device)
         for rate in (HIGH_RATE, TOO_HIGH_RATE)
         for scaled in (False, True)
         for clip in (None, CLIP)
     ]
 
 
-def parts() -> list[SweepPart]:
-    """About a minute in all on two cores."""
+def parts(request: Request) -> list[SweepPart]:
+    """A run each, two at a time; ``gpu`` sets the same sizes as ``laptop``.
+
+    Raises:
+        UserError: K or M are asked for.
+    """
     return [
-        SweepPart(run.name, f"64 layers, learning rate {run.learning_rate:g}, {run.cures}", train_deep, (run,), 1, 12.0)
-        for run in deep_runs()
+        SweepPart(
+            run.name,
+            f"{2 * run.num_layers} layers, learning rate {run.learning_rate:g}, {run.cures}",
+            train_deep,
+            (run,),
+            1,
+            1.0 if request.scale == "smoke" else 16.0,
+            together=True,
+        )
+        for run in deep_runs(request)
     ]
 
 
-def rows(experiment: str, results: Mapping[str, Any]) -> tuple[list[Row], list[Check]]:
-    """Of the parts that have finished: the loss at the start, the worst and the last; the peak of the predictions.
-
-    Rows have ``params["part"] = "depth"``, ``scaled``, ``clip``, ``learning_rate``, ``steps`` (that stayed finite) and
-    ``seed``.
-    """
-    finished = {run: results[run.name] for run in deep_runs() if run.name in results}
-    made = [row for run, found in finished.items() for row in _of_run(experiment, run, found)]
-    return made, _checks(finished)
+def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[Check]]:
+    """Rows and checks of the parts that have finished; at the smallest scale nothing is checked."""
+    finished = {run: results[run.name] for run in deep_runs(request) if run.name in results}
+    made = [row for run, found in finished.items() for row in (*_of_run(run, found), *_curves(run, found))]
+    return made, _checks(finished) if request.scale != "smoke" else []
 
 
-def _of_run(experiment: str, run: DeepRun, found: Mapping[str, Sequence[float]]) -> list[Row]:
+def _of_run(run: DeepRun, found: Mapping[str, Sequence[float]]) -> list[Row]:
     figures = {
         "first_loss": (found["losses"][0], "nat"),
         "largest_loss": (max(found["losses"]), "nat"),
@@ -161,30 +195,44 @@ def _of_run(experiment: str, run: DeepRun, found: Mapping[str, Sequence[float]])
         "last_entropy": (found["entropies"][-1], "nat"),
         "largest_gradient_norm": (max(found["gradient_norms"]), "1"),
     }
+    return [_row(run, found, metric, value, unit, part="run") for metric, (value, unit) in figures.items()]
+
+
+def _curves(run: DeepRun, found: Mapping[str, Sequence[float]]) -> list[Row]:
+    """The peaks stay: a run that jumps for one step must look so."""
+    curves = {"training_loss": (found["losses"], "nat"), "training_logit": (found["largest_logits"], "1")}
     return [
-        Row(
-            experiment=experiment,
-            model=f"T({run.num_layers}, {D_FF}, {HEADS}), width {WIDTH}",
-            batch_size=BATCH_SIZE,
-            num_stages=None,
-            num_micro_batches=None,
-            schedule=None,
-            remat=None,
-            provenance=Provenance.MEASURED,
-            metric=metric,
-            value=value,
-            unit=unit,
-            params={
-                "part": "depth",
-                "scaled": run.scale_ffn_init,
-                "clip": run.logit_clip,
-                "learning_rate": run.learning_rate,
-                "steps": len(found["losses"]),
-                "seed": run.seed,
-            },
-        )
-        for metric, (value, unit) in figures.items()
+        _row(run, found, metric, max(some), unit, part="training", step=begin + len(some))
+        for metric, (values, unit) in curves.items()
+        for begin in range(0, len(values), _STRETCH)
+        if (some := values[begin : begin + _STRETCH])
     ]
+
+
+def _row(run: DeepRun, found: Mapping[str, Sequence[float]], metric: str, value: float, unit: str, **own: Any) -> Row:
+    return Row(
+        experiment=EXPERIMENT,
+        model=f"T({run.num_layers}, {D_FF}, {HEADS}), width {WIDTH}",
+        batch_size=BATCH_SIZE,
+        num_stages=None,
+        num_micro_batches=None,
+        schedule=None,
+        remat=None,
+        provenance=Provenance.MEASURED,
+        metric=metric,
+        value=value,
+        unit=unit,
+        params={
+            "scaled": run.scale_ffn_init,
+            "clip": run.logit_clip,
+            "learning_rate": run.learning_rate,
+            "steps": len(found["losses"]),
+            "layers": 2 * run.num_layers,
+            "seed": run.seed,
+            "device": run.device,
+            **own,
+        },
+    )
 
 
 def _checks(finished: Mapping[DeepRun, Mapping[str, Sequence[float]]]) -> list[Check]:
@@ -193,12 +241,25 @@ def _checks(finished: Mapping[DeepRun, Mapping[str, Sequence[float]]]) -> list[C
         return []
     plain, cured = chosen["neither"], chosen["scaled and clipped"]
     before, after, bounded = plain["losses"][0], plain["losses"][-1], cured["losses"][-1]
-    diverged = after > 2 * before or len(plain["losses"]) < STEPS
     return [
         Check(
-            f"64 layers at a learning rate that is too high: without cures the loss goes from {before:.1f} to "
-            f"{after:.1f} nat and logits reach {max(plain['largest_logits']):.0f}; with both the last loss is "
-            f"{bounded:.1f} nat",
-            diverged and bounded < after,
+            f"{2 * NUM_LAYERS} layers at a learning rate that is too high: without cures the loss goes from "
+            f"{before:.1f} to {after:.1f} nat and logits reach {max(plain['largest_logits']):.0f}; with both the last "
+            f"loss is {bounded:.1f} nat",
+            _diverged(plain) and not _diverged(cured),
         )
     ]
+
+
+def _diverged(found: Mapping[str, Sequence[float]]) -> bool:
+    losses = found["losses"]
+    return losses[-1] > DIVERGED * losses[0] or len(losses) < STEPS
+
+
+TARGET = Target(
+    name=EXPERIMENT,
+    summary="Section 5: a Transformer of 64 layers with and without scaled initialisation and clipped logits.",
+    minutes={"smoke": 0.2, "laptop": 1.2, "gpu": 1.2},
+    parts=parts,
+    rows=rows,
+)

@@ -30,6 +30,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "schedules": "repro.report.schedules",
         "figure3": "repro.report.figure3",
         "table5": "repro.report.table5",
+        "depth": "repro.report.depth",
     }
 )
 """Each module has ``sections(results, reference) -> list[Section]`` and ``draw(rows, folder) -> None``, which writes
