@@ -58,10 +58,8 @@ def share(part: str, printed: float, rows: Rows) -> Finding:
     """A share against that of emulated full-size models, or where timed waits have none of it of measured ones."""
     chosen = _shares(rows, part, _of(part))
     values = [row.value for row in chosen]
-    inside = min(values) - BAND <= printed <= max(values) + BAND
-    why = (
-        f"{_how(_of(part))}, K = 2: within {100 * BAND:.0f} points of one of them; the paper does not state model and M"
-    )
+    inside = any(_near(value, printed) for value in values)
+    why = f"{_how(_of(part))}, K = 2: {_NEAR} off in one of them; the paper states neither model nor M"
     return found(inside, _each(chosen), _of(part), why)
 
 

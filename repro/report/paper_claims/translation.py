@@ -21,6 +21,8 @@ SECTIONS = {
 FIGURE, TABLE = "figure3", "table5"
 GROUPS = {"first_25": "high", "middle_52": "middle", "last_25": "low", "all_languages": "all"}
 """Columns of the published figure, and groups of ours."""
+DIVERGED = 2.0
+"""How many times its first value a loss that has run away has at least."""
 EQUAL = 1.0
 """BLEU between models that count as equal."""
 
@@ -61,7 +63,8 @@ def claims() -> Iterator[Claim]:
         ("beats-bilingual", beats_bilingual),
         ("instability", unstable),
     ):
-        yield _text(name, "figure3", None if name == "instability" else FIGURE, rule, headline=name == "low-gains-most")
+        target = "depth" if name == "instability" else FIGURE
+        yield _text(name, "figure3", target, rule, headline=name == "low-gains-most")
     for row in published("table5"):
         for column, what in (("bleu", "BLEU"), ("validation_nll", "validation loss (NLL)")):
             yield Claim(
@@ -78,9 +81,7 @@ def claims() -> Iterator[Claim]:
         yield _text("larger-batch", "table5", TABLE, partial(larger_batch, held), suffix=f", equal {held}")
 
 
-def _text(
-    name: str, section: str, target: str | None, rule: Rule, *, suffix: str = "", headline: bool = False
-) -> Claim:
+def _text(name: str, section: str, target: str, rule: Rule, *, suffix: str = "", headline: bool = False) -> Claim:
     row = said(name)
     value = NOTHING if row["value"] is None else f"{row['value']} {row['unit']}"
     return Claim(
@@ -90,7 +91,7 @@ def _text(
         value,
         str(row["confidence"]),
         "claims",
-        () if target is None else (target,),
+        (target,),
         rule,
         headline,
     )
@@ -102,10 +103,25 @@ def in_house(rows: Rows) -> Finding:
 
 
 def unstable(rows: Rows) -> Finding:
-    """No target makes rows of it."""
-    return not_testable(
-        "no target makes rows of it; both cures are options (`scale_ffn_init`, `logit_clip`) with a test at depth"
+    """At the highest learning rate: the loss of the deep model runs away without the cures and not with both."""
+    losses: dict[tuple[bool, bool], float] = {}
+    steps: dict[tuple[bool, bool], int] = {}
+    rate = max(row.params["learning_rate"] for row in select(rows["depth"], "largest_loss", part="run"))
+    for row in select(rows["depth"], "largest_loss", part="run", learning_rate=rate):
+        cures = bool(row.params["scaled"]), row.params["clip"] is not None
+        same = {name: row.params[name] for name in ("scaled", "clip")}
+        first = select(rows["depth"], "first_loss", part="run", learning_rate=rate, **same)[0]
+        losses[cures], steps[cures] = row.value / first.value, row.params["steps"]
+    if not {(False, False), (True, True)} <= losses.keys():
+        raise Missing("runs without the cures and with both")
+    without, cured = losses[False, False], losses[True, True]
+    ours = f"largest loss {without:.3g} times the first one without the cures, {cured:.3g} times with both"
+    why = (
+        f"learning rate {rate:g}, far too high so that it takes seconds: without cures at least {DIVERGED:g} times (or "
+        "no longer finite), with both below; the paper saw it after thousands of steps"
     )
+    ran_away = without >= DIVERGED or steps[False, False] < steps[True, True]
+    return found(ran_away and cured < DIVERGED, ours, Provenance.MEASURED, why)
 
 
 def larger_is_better(rows: Rows) -> Finding:

@@ -208,3 +208,18 @@ def test_larger_batches(bleu: tuple[float, ...], nll: tuple[float, ...], verdict
     assert translation.larger_batch("steps", {"table5": rows}).verdict is verdict
     with pytest.raises(Missing, match="equal samples"):
         translation.larger_batch("samples", {"table5": rows})
+
+
+@pytest.mark.parametrize(
+    ("without", "steps", "cured", "verdict"),
+    [(50.0, 40, 4.0, SMALL), (3.0, 12, 4.0, SMALL), (3.0, 40, 4.0, CONTRADICTED), (50.0, 40, 9.0, CONTRADICTED)],
+)
+def test_depth(without: float, steps: int, cured: float, verdict: Verdict) -> None:
+    """At the higher of two learning rates; a run that ended early was no longer finite."""
+    rows = []
+    for rate, clip, loss, finite in ((1.5, None, 3.0, 40), (3.0, None, without, steps), (3.0, 10.0, cured, 40)):
+        about: dict[str, Any] = {"part": "run", "learning_rate": rate, "scaled": clip is not None, "clip": clip}
+        rows += [row("first_loss", 3.5, steps=finite, **about), row("largest_loss", loss, steps=finite, **about)]
+    assert translation.unstable({"depth": rows}).verdict is verdict
+    with pytest.raises(Missing, match="with both"):
+        translation.unstable({"depth": rows[:4]})

@@ -84,7 +84,7 @@ def pie(provenance: Any = EMULATED, **changes: float) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("ours", "verdict"), [(0.0505, SMALL), (0.0305, SMALL), (0.0525, CONTRADICTED), (0.02, CONTRADICTED)]
+    ("ours", "verdict"), [(0.0505, SMALL), (0.031, SMALL), (0.0525, CONTRADICTED), (0.02, CONTRADICTED)]
 )
 def test_share_of_a_part(ours: float, verdict: Verdict) -> None:
     rule = partial(breakdown.share, "bubble", PARTS["bubble"])
