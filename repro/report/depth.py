@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from repro.datasets.paper import published
-from repro.experiments.depth import CLIP
+from repro.experiments.depth import CLIP, SPECIAL, VOCABULARY
 from repro.experiments.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section
@@ -46,10 +47,12 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
         f"nor the scale is published. Here {known.model} ({known.params['layers']} layers in all) learns to count for "
         "a few dozen steps at learning rates that are far too high on purpose, which brings the same signs within "
         f"seconds; logits are clipped at {CLIP:g}, all runs have the same seed and data. Losses and entropies in nat "
-        "per token; the entropy of a prediction that is certain is 0. **What this shows:** what each cure does to "
-        "logits, predictions and loss once training has become unstable. **What it does not show:** that usual rates "
-        "need a cure within so few steps, nor that the model still learns at the highest rate, where bounded means "
-        "near chance: a clipped logit passes no gradient. One seed, one depth, one width."
+        f"per token; the entropy of a prediction that is certain is 0, the loss of a uniform guess {_guess():.2f}. "
+        "**What this shows:** what each cure does to logits, predictions and loss once training has become unstable. "
+        "A clip bounds the loss by construction, so look where it ends, and at what scaled initialisation does alone. "
+        "**What it does not show:** that usual rates need a cure within so few steps, nor that the model still learns: "
+        "a clipped logit passes no gradient, and a bounded loss above that of a uniform guess has learnt nothing. One "
+        "seed, one depth, one width."
     )
     grids = [
         Grid(f"{whose} (measured)", ["learning rate, cures", *(head for head, _ in _COLUMNS.values())], cells)
@@ -84,9 +87,14 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
                     axis.plot(*zip(*points, strict=True), "-", color=color, label=words)
             axis.set_yscale("log")
             axis.set_ylabel(metrics[metric])
-            axis.set_title(f"learning rate {rate:g}: {metrics[metric]} (measured)")
+            axis.set_title(f"learning rate {rate:g} (measured)")
         axes[-1].set_xlabel("step")
         axes[0].legend(ncols=2, fontsize=8)
+
+
+def _guess() -> float:
+    """Nat of a guess among all numbers."""
+    return math.log(VOCABULARY - SPECIAL)
 
 
 def _lines(rows: Sequence[Row], others: Sequence[Row]) -> list[Line]:

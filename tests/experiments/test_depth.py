@@ -106,9 +106,11 @@ def test_checks() -> None:
     assert not rows(LAPTOP, calm)[1][0].passed
     # A run that stops early has met a number that is not finite.
     short = {name: values[:2] for name, values in calm[NEITHER].items()}
-    lower = {**calm[BOTH], "losses": [3.0] * STEPS}
-    assert rows(LAPTOP, {NEITHER: short, BOTH: lower})[1][0].passed
-    assert not rows(LAPTOP, {NEITHER: short, BOTH: {**lower, "losses": [3.5] + [9.0] * (STEPS - 1)}})[1][0].passed
+    assert rows(LAPTOP, {NEITHER: short, BOTH: calm[BOTH]})[1][0].passed
+    cut = {name: values[:-1] for name, values in calm[BOTH].items()}
+    higher = {**calm[BOTH], "losses": [1000.0] * STEPS}
+    for plain, cured in ((short, cut), (depth_results()[NEITHER], higher)):
+        assert not rows(LAPTOP, {NEITHER: plain, BOTH: cured})[1][0].passed
     assert rows(LAPTOP, {NEITHER: short})[1] == []
     assert rows(SMOKE, depth_results(SMOKE, growth=1.0))[1] == [] and SMOKE_STEPS < STEPS
 
