@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, Subset
 
+from repro.datasets.images import PACKAGED
 from repro.tasks.cli import ReproCLI
 
 from .fitting import CHECKPOINT, FitPlan, fit
@@ -86,8 +87,8 @@ def describe_sets(rank: int, tell: Tell, names: tuple[str, ...], configs: tuple[
         found[name] = {
             "train_images": len(data.train_dataloader().dataset),
             "test_images": int(counts.sum()),
-            "classes": len(counts),
-            "largest_class_share": float(counts.max() / counts.sum()),
+            "classes": PACKAGED[name].classes,  # of a part that is cut short some may be missing
+            "largest_class_share": int(counts.max()) / int(counts.sum()),
         }
     return found
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import NullFormatter
+
 from repro.datasets.paper import Value, published
 from repro.experiments.figure1 import SOURCES
 from repro.experiments.rows import Row
@@ -16,6 +18,7 @@ from .loading import Results
 from .style import BLUE, GREY, ORANGE, VERMILION, figure
 
 PICTURES = ("figure1a.png", "figure1b.png")
+_NEAR_SIZE = 1.8
 _TEXT = {
     "a": (
         "The published panel compares nine years of networks on ImageNet and ends with AmoebaNet-B (18, 512), 557 "
@@ -77,8 +80,7 @@ def _draw(panel: str, own: Sequence[Row], path: Path) -> None:
     by = 100 if panel == "a" else 1
     with figure(path, 7.2, 6.4, 1, 1) as (_, (upper, lower)):
         upper.plot([_size(row) for row in paper], [_value(row) for row in paper], "o", color=GREY, label="published")
-        for row in paper:
-            upper.annotate(str(row["model"]), (_size(row), _value(row)), (6, 3), textcoords="offset points", fontsize=8)
+        _name_points(upper, paper)
         colours = (BLUE, ORANGE, VERMILION)
         provenances = list(dict.fromkeys(row.provenance for row in own))
         for provenance, colour in zip(provenances, colours, strict=False):
@@ -100,11 +102,38 @@ def _draw(panel: str, own: Sequence[Row], path: Path) -> None:
         unit = ("top-1 accuracy, ImageNet (%)", "test accuracy (%)") if panel == "a" else ("average BLEU",) * 2
         for axis, label, title in zip((upper, lower), unit, ("The paper", f"This run: {_data(own[0])}"), strict=True):
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
             axis.set_xlabel("parameters")
             axis.set_ylabel(label)
             axis.set_title(title)
             axis.margins(x=0.2, y=0.25)
             axis.legend(loc="upper left")
+        sizes: list[float] = []
+        for size in sorted({row.params["parameters"] for row in own}):
+            if not sizes or size > 1.3 * sizes[-1]:  # wide and deep are of nearly the same size
+                sizes.append(size)
+        lower.set_xticks(sizes, [_count(size) for size in sizes])
+        lower.minorticks_off()
+
+
+def _name_points(axis: Any, paper: Sequence[dict[str, Value]]) -> None:
+    """Names beside the published points, to the left of those that have another close to their right."""
+    left = 0
+    for row in paper:
+        crowded = any(
+            1 < _size(other) / _size(row) < _NEAR_SIZE and abs(_value(other) - _value(row)) < 1 for other in paper
+        )
+        left += crowded
+        across, up = (-6, 4 if left % 2 == 0 else -4) if crowded else (6, 3)
+        axis.annotate(
+            str(row["model"]),
+            (_size(row), _value(row)),
+            (across, up),
+            textcoords="offset points",
+            fontsize=8,
+            ha="right" if crowded else "left",
+            va="top" if up < 0 else "bottom",
+        )
 
 
 def _is(row: Row, panel: str, name: str) -> bool:

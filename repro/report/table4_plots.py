@@ -44,6 +44,8 @@ def draw_sizes(rows: Sequence[Row], path: Path) -> Path:
             place = (row.params["parameters"], 100 * row.value)
             axis.annotate(words, place, (8, -8), textcoords="offset points", va="top", fontsize=8.5)
         axis.set_xscale("log")
+        axis.minorticks_off()
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axis.set_xlim(0.7 * min(sizes), 2.2 * max(sizes))
         axis.margins(y=0.25)
         axis.set_title(f"AmoebaNet-D on {_data(means[0])}, {means[0].params['steps']} steps (measured)")
