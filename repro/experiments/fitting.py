@@ -74,6 +74,7 @@ def fit(rank: int, tell: Tell, plan: FitPlan, folder: str) -> dict[str, Any]:
     _keep_files(trainer, recorder, own)
     last = own / CHECKPOINT
     trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=str(last) if last.exists() else None)
+    trainer.save_checkpoint(last)  # the last step need not be one after which there was a checkpoint
     return evaluate(cli, recorder, tell) | {
         "fit_seconds": sum(recorder.seconds),
         "log_folder": os.fspath(trainer.log_dir or own),

@@ -63,7 +63,9 @@ def test_a_killed_job_goes_on_to_the_same_curve(plan: FitPlan, tmp_path: Path) -
 
 
 def test_curves_are_logged(plan: FitPlan, tmp_path: Path) -> None:
+    plan = replace(plan, training=replace(plan.training, steps=21))  # a checkpoint every 2 steps, and the last one
     found = fit(0, quiet, plan, str(tmp_path / plan.name))
+    assert torch.load(plan.folder(tmp_path) / CHECKPOINT, weights_only=False)["global_step"] == 21
     logs = Path(found["log_folder"])
     assert plan.folder(tmp_path) in logs.parents
     head, *lines = (logs / "metrics.csv").read_text().splitlines()
