@@ -7,7 +7,7 @@ from typing import Any
 from repro.experiments.sweep import Request
 from repro.experiments.table4_plans import ImageRun, image_runs
 
-PARAMETERS = {"small": 26_000, "middle": 97_000, "large": 377_000}
+PARAMETERS = {"small": 8_000, "middle": 26_000, "large": 97_000}
 BASE = {"small": 0.80, "middle": 0.84, "large": 0.88}
 SPREAD = 0.005
 

@@ -107,7 +107,7 @@ def test_rows() -> None:
     assert len(checks) == 2 + 2 + 2, "two steps in size, K = 2 and 4, two sets"
     size = only(made, "mean_accuracy", "sizes", size="large")
     assert size.value == pytest.approx(0.88 + SPREAD) and size.spread == pytest.approx(SPREAD)
-    assert (size.params["parameters"], size.params["seeds"], size.model) == (377_000, 3, "AmoebaNet-D (3, 32)")
+    assert (size.params["parameters"], size.params["seeds"], size.model) == (97_000, 3, "AmoebaNet-D (3, 16)")
     assert "seed" not in size.params
     gain = only(made, "fine_tuning_gain", "transfer", data="digits")
     assert gain.value == pytest.approx(0.1) and gain.spread == pytest.approx(0, abs=1e-9)
@@ -132,8 +132,8 @@ def test_rows_of_what_has_finished() -> None:
     [
         # Standard deviations of 0.5 points each: 81% and 81.5% are not apart.
         (("sizes-middle-0", "sizes-middle-1", "sizes-middle-2"), 0.809, "the middle model is better than the small"),
-        # 0.8 has a standard error of 0.63 points on 4000 images; with the seeds' 0.5 that is 0.81.
-        (("stages-2",), 0.8 - 0.0165, "K = 2 is as accurate as K = 1"),
+        # 0.8 has a standard error of 0.89 points on 2000 images; with the seeds' 0.5 that is 1.02, twice that 2.05.
+        (("stages-2",), 0.8 - 0.021, "K = 2 is as accurate as K = 1"),
         (tuple(f"fine-tuning-emoji-{seed}" for seed in range(5)), 0.3, "emoji: fine-tuned"),
     ],
 )

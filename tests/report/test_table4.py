@@ -48,8 +48,8 @@ def texts(sections: Sequence[Section]) -> dict[str, str]:
 def test_sections(rows: list[Row], tmp_path: Path) -> None:
     alone = table4_report.sections(as_results(rows, tmp_path), None)
     said = texts(alone)
-    assert said["large: AmoebaNet-D (3, 32), 377 thousand parameters, test accuracy"] == "88.5% ± 0.5"
-    assert said["K = 4: test images that are right"] == "3200"
+    assert said["large: AmoebaNet-D (3, 16), 97 thousand parameters, test accuracy"] == "88.5% ± 0.5"
+    assert said["K = 4: test images that are right"] == "1600"
     assert said["digits: fine-tuned"] == "71.0% ± 0.8"
     assert said["digits: fine-tuned less from scratch (points, same seeds)"] == "+10.0 ± 0.0"
     assert not any("emoji" in what for what in said if "fine-tuned" in what)
