@@ -26,6 +26,8 @@ def test_tables(own: Results) -> None:
     assert "pipeline of K=2 processes" in nll.what and nll.yours == nll.reference == "2.700" and nll.paper == NOTHING
     average = next(line for what, line in by_name.items() if what.startswith("deep") and "average BLEU" in what)
     assert (average.yours, average.paper) == ("13.00", "34.55 (T(24, 8192, 16))")
+    loss = next(line for what, line in by_name.items() if what.startswith("deep") and "training loss" in what)
+    assert loss.yours == loss.reference == "2.660"  # 5 less a thousandth a step, mean of the last 120 of 2,400
     low = by_name["large, low group"]
     assert (low.yours, low.paper) == ("+12.00", "+10.1 (T(32, 16384, 32))")
     assert by_name["deep, all languages that have one"].paper == NOTHING  # hidden in the paper's figure
