@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +12,11 @@ import sacrebleu
 from repro.datasets.baselines import copy_source, nearest_neighbour
 from repro.datasets.translation import Pair, language_sizes
 from repro.tasks.cli import ReproCLI
+from repro.tasks.translation_files import read_translations
 
 from .fitting import FitPlan, fit
 from .ranks import Tell
 from .training import TrainingPlan, quiet
-
-TRANSLATIONS = "translations.tsv"
-"""What a test epoch writes into its log folder."""
 
 Scores = dict[str, Any]
 
@@ -34,9 +31,8 @@ def fit_and_score(rank: int, tell: Tell, plan: FitPlan, folder: str) -> dict[str
     if rank:
         return result
     by_language: dict[str, list[tuple[str, str]]] = {}
-    with (Path(result["log_folder"]) / TRANSLATIONS).open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
-            by_language.setdefault(row["language"], []).append((row["translation"], row["reference"]))
+    for pair, translation in zip(*read_translations(Path(result["log_folder"])), strict=True):
+        by_language.setdefault(pair.language, []).append((translation, pair.english))
     del result["log_folder"], result["gradient_norms"]
     return result | {"languages": {name: score(pairs) for name, pairs in by_language.items()}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from repro.gpipe import PipelineModule
 from repro.models.transformer import transformer
 from repro.tasks.bleu import baselines, corpus_bleu, corpus_chrf, unigram_nll
 from repro.tasks.decoding import LENGTH_PENALTY, decode_sentences
+from repro.tasks.language_scores import resource_groups, scores_by_language
 from repro.tasks.optimization import OptimizerName, ScheduleName, configured_optimizers
 from repro.tasks.translation_data import TranslationDataModule
-from repro.tasks.translation_files import write_translations
+from repro.tasks.translation_files import write_scores, write_translations
 
 __all__ = ["TEXT", "Translation", "TranslationDataModule"]
 
@@ -246,6 +248,9 @@ class Translation(PipelineModule):
         )
         if folder is not None:
             write_translations(Path(folder), judged, hypotheses)
+            sizes = Counter(pair.language for pair in data.pairs("train"))
+            groups = resource_groups({pair.language: sizes[pair.language] for pair in judged})
+            write_scores(Path(folder), scores_by_language(judged, hypotheses, groups))
         found = {"bleu": bleu.score, "chrf": chrf.score}
         if not self.hparams["baselines"]:
             return found

@@ -9,8 +9,10 @@ from pathlib import Path
 from repro.datasets.parallel import NO_CLUSTER
 from repro.datasets.paths import DataError
 from repro.datasets.translation import Pair
+from repro.tasks.language_scores import LanguageScore
 
 TABLE, HYPOTHESES, REFERENCES = "translations.tsv", "translations.txt", "references.txt"
+SCORES = "scores_by_language.tsv"
 _COLUMNS = ["language", "source", "reference", "translation"]
 
 
@@ -42,6 +44,16 @@ def read_translations(folder: Path) -> tuple[list[Pair], list[str]]:
         rows = list(csv.DictReader(file, delimiter="\t", strict=True))
     pairs = [Pair(row["language"], row["source"], row["reference"], NO_CLUSTER) for row in rows]
     return pairs, [row["translation"] for row in rows]
+
+
+def write_scores(folder: Path, scores: Sequence[LanguageScore]) -> None:
+    """Write ``scores_by_language.tsv`` into ``folder``: a line for each language, or for several pooled."""
+    with (folder / SCORES).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(["name", "group", "languages", "sentences", "bleu", "chrf"])
+        for one in scores:
+            values = f"{one.bleu.score:.2f}", f"{one.chrf.score:.2f}"
+            writer.writerow([one.name, one.group, " ".join(one.languages), one.sentences, *values])
 
 
 def _write_lines(path: Path, sentences: Sequence[str]) -> None:

@@ -10,9 +10,10 @@ import pytest
 from repro.experiments import fitting
 from repro.experiments.fitting import FitPlan
 from repro.experiments.translation_runs import ModelSize, overlay, training_plan
-from repro.experiments.translation_scores import TRANSLATIONS, fit_and_score, pooled_bleu, score, score_baselines
+from repro.experiments.translation_scores import fit_and_score, pooled_bleu, score, score_baselines
 from repro.tasks.bleu import corpus_bleu
 from repro.tasks.translation_data import TranslationDataModule
+from repro.tasks.translation_files import TABLE
 from tests.datasets.builders import write_corpus
 
 WORDS = [
@@ -77,7 +78,7 @@ def test_a_run_and_its_baselines(packaged: Path, tmp_path: Path, monkeypatch: py
     assert found["schedule"] == "gpipe" and found["remat"] == "never" and len(found["losses"]) == 2
     assert found["held_out"]["bleu"] == pytest.approx(pooled_bleu(found["languages"].values()))
     assert not {"log_folder", "gradient_norms"} & found.keys()  # the one is of this machine, the other of no use
-    (table,) = tmp_path.rglob(TRANSLATIONS)
+    (table,) = tmp_path.rglob(TABLE)
     with table.open(encoding="utf-8", newline="") as file:
         assert len(list(csv.reader(file, delimiter="\t"))) == 1 + 6
 

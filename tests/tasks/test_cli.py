@@ -251,7 +251,8 @@ def test_the_command_on_two_ranks(packaged: Path, tmp_path: Path, pools: Pools) 
         # BLEU needs the layers of both stages on one rank.
         tested = ["test", *config, f"--ckpt_path={checkpoint}"]
         assert pools(2).run(command_on_this_rank, tested, str(folder)) == [0, 0]
-        assert len(list(folder.rglob("translations.tsv"))) == (model == "transformer")
+        for name in ("translations.tsv", "scores_by_language.tsv"):
+            assert len(list(folder.rglob(name))) == (model == "transformer"), name
 
 
 def test_a_mistake_on_two_ranks_ends_both(packaged: Path, tmp_path: Path, pools: Pools) -> None:
