@@ -57,7 +57,7 @@ throughput: table2 table3 ## 13 | Tables 2 and 3: simulated, emulated and measur
 
 memory: table1 ## 2 | Table 1: the largest model and its memory
 
-accuracy: $(ACCURACY) ## 58 | Tables 4 and 5, Figures 1 and 3, deep models: both tasks, trained (at small scale)
+accuracy: $(ACCURACY) ## 50 | Tables 4 and 5, Figures 1 and 3, deep models: both tasks, trained (at small scale)
 
 # ... and by place in the paper.
 table1: ## 2 | the largest model that fits, counted, predicted and measured
@@ -68,7 +68,7 @@ breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
 peers: ## 9 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
-table4: ## 21 | image sets: transfer, any K gives the same accuracy, larger models
+table4: ## 13 | image sets: transfer, any K gives the same accuracy, larger models
 figure3: ## 28 | translation: multilingual models of growing capacity against bilingual ones
 table5: ## 7 | translation: larger batches
 depth: ## 1 | a Transformer of 64 layers with and without its two cures

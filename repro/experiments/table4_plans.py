@@ -330,8 +330,8 @@ def _seconds(
     chosen: Settings, size: str, steps: int, batch: int, micro_batches: int, num_stages: int, statistics: int
 ) -> float:
     """Measured on two cores, both at work: so much a micro-batch and a row, by the width of the model."""
-    row = 0.0018 + 0.0004 * chosen.num_filters[size]
-    each_step = 0.032 * micro_batches + batch * row
+    row = 0.0011 + 0.00024 * chosen.num_filters[size]
+    each_step = 0.019 * micro_batches + batch * row
     # Two cores share the work of the stages, R included.
     training = steps * each_step * (1.0 if num_stages == 1 else 0.8)
     return 4 + training + (chosen.test_images + statistics) * row / 2
