@@ -49,8 +49,8 @@ _WIDTHS_TEXT = (
 _SIZES_TEXT = (
     "The same recipe with 1, 2 and 4 times the filters, so about 1, 4 and 16 times the parameters; the paper's "
     "models have 82 million to 557 million. Mean and standard deviation over {seeds} seeds. All models see the same "
-    "number of images, none of them twice: this shows that a larger model learns more from the same data, not where the "
-    "gain ends. The published curve is in figure1."
+    "number of images, none of them twice: this shows that a larger model learns more from the same data, not where "
+    "the gain ends. The published curve is in figure1."
 )
 
 
