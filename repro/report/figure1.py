@@ -22,7 +22,7 @@ _NEAR_SIZE = 1.8
 _TEXT = {
     "a": (
         "The published panel compares nine years of networks on ImageNet and ends with AmoebaNet-B (18, 512), 557 "
-        "million parameters. Ours has widths of one AmoebaNet-D on Fashion-MNIST after about an epoch, thousands of "
+        "million parameters. Ours has widths of one AmoebaNet-D on Fashion-MNIST after half an epoch, thousands of "
         "times smaller. What both say is that accuracy grows with size under one recipe; neither slope nor "
         "height can be compared, so the panels share no axis."
     ),
