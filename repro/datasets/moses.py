@@ -39,14 +39,7 @@ class MosesLayout:
 
     def languages(self, split: str) -> list[str]:
         """Codes of the languages that have a file of ``split``, sorted."""
-        found = set()
-        for path in self.folder.glob("*"):
-            for stem in self.stems[split]:
-                match = re.fullmatch(rf"{re.escape(stem)}\.(.+)\.[^.]+", path.name.removesuffix(".gz"))
-                language = other_language(match[1], self.target) if match else None
-                if language is not None:
-                    found.add(language)
-        return sorted(found)
+        return named_languages(self.folder, self.stems[split], r"[^.]+", self.target)
 
     def files(self, language: str, split: str) -> tuple[Path, Path] | None:
         """The two files of a language in a split, source first; None where neither is there.
@@ -65,6 +58,18 @@ class MosesLayout:
         """The pairs of a language in a split; none where it has no files."""
         both = self.files(language, split)
         return iter(()) if both is None else aligned_rows(*both)
+
+
+def named_languages(folder: Path, stems: Sequence[str], ending: str, target: str) -> list[str]:
+    """Languages beside ``target`` of the files ``STEM.PAIR.ending`` (a regular expression), gzip too, sorted."""
+    found = set()
+    for path in folder.glob("*"):
+        for stem in stems:
+            match = re.fullmatch(rf"{re.escape(stem)}\.(.+)\.{ending}", path.name.removesuffix(".gz"))
+            language = other_language(match[1], target) if match else None
+            if language is not None:
+                found.add(language)
+    return sorted(found)
 
 
 def other_language(pair: str, target: str) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.datasets.moses import other_language
+from repro.datasets.moses import named_languages
 from repro.datasets.parallel import Place, Row
 from repro.datasets.paths import DataError
 from repro.datasets.text_lines import find_text, read_lines
@@ -33,14 +32,7 @@ class TsvLayout:
 
     def languages(self, split: str) -> list[str]:
         """Codes of the languages that have a file of ``split``, sorted."""
-        found = set()
-        for path in self.folder.glob("*"):
-            for stem in self.stems[split]:
-                match = re.fullmatch(rf"{re.escape(stem)}\.(.+)\.tsv", path.name.removesuffix(".gz"))
-                language = other_language(match[1], self.target) if match else None
-                if language is not None:
-                    found.add(language)
-        return sorted(found)
+        return named_languages(self.folder, self.stems[split], "tsv", self.target)
 
     def files(self, language: str, split: str) -> tuple[Path] | None:
         """The file of a language in a split; None where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import sacrebleu
 
 from repro.datasets.baselines import copy_source, nearest_neighbour
-from repro.datasets.translation import Pair, language_sizes
+from repro.datasets.translation import language_sizes
 from repro.tasks.cli import ReproCLI
 from repro.tasks.translation_files import read_translations
 
@@ -54,7 +55,7 @@ def score_baselines(rank: int, tell: Tell, training: TrainingPlan) -> dict[str, 
         lengths = used.setdefault(pairs["train"][item.index].language, [])
         lengths.append(len(item.source) + len(item.target) + 2)
     judged = [pairs["test"][item.index] for item in data.encoded("test").items]
-    known = _counts(pairs["train"])
+    known = Counter(pair.language for pair in pairs["train"])
     sizes = language_sizes(data.root)
     ranks = {name: number for number, name in enumerate(sizes, 1)}
     found: dict[str, Any] = {}
@@ -119,10 +120,3 @@ def pooled_bleu(scores: Iterable[Mapping[str, Any]]) -> float:
             max_ngram_order=metric.max_ngram_order,
         ).score
     )
-
-
-def _counts(pairs: Iterable[Pair]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.language] = counts.get(pair.language, 0) + 1
-    return counts
