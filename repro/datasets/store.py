@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,6 +70,14 @@ def new_set(root: Path, name: str) -> Iterator[Path]:
             os.replace(temporary, old)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_licences(folder: Path, licences: Mapping[str, bytes]) -> None:
+    """Write the licences of a set, by their paths in what was fetched, below ``licences`` of its ``folder``."""
+    for name, data in licences.items():
+        target = folder / "licences" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
 
 
 def write_manifest(
