@@ -174,7 +174,7 @@ class _Table:
         alone = pooled_bleu(self._bilingual[name].languages[name] for name in group.bilingual)
         return [
             Check(
-                f"largest multilingual model on {' and '.join(group.bilingual)}, {group.name} group: BLEU {ours:.2f}, "
+                f"largest multilingual model on {', '.join(group.bilingual)}, {group.name} group: BLEU {ours:.2f}, "
                 f"above {alone:.2f} of their bilingual models",
                 ours > alone,
             )

@@ -115,7 +115,7 @@ class TranslationRun:
         )
 
     def curve(self, experiment: str, result: Mapping[str, Any]) -> list[Row]:
-        """The training loss, means of stretches of the run, each at its last step."""
+        """The training loss (with its label smoothing), means of stretches of the run, each at its last step."""
         losses = result["losses"]
         stretch = max(1, len(losses) // _CURVE)
         return [

@@ -49,7 +49,7 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
             if points:
                 training.plot(*zip(*points, strict=True), "-", label=f"batches of {row.batch_size}")
         training.set_xlabel("step")
-        training.set_ylabel("training loss (nat)")
+        training.set_ylabel("training loss, smoothed (nat)")
         training.legend()
         training.set_title("Training at equal steps (measured)")
 

@@ -58,7 +58,7 @@ def test_wide_and_deep_are_of_equal_size(scale: str) -> None:
 
 def test_runs() -> None:
     made = {run.plan.name: run for run in runs(LAPTOP)}
-    assert len(made) == 4 + 6
+    assert len(made) == 4 + 8
     large = made["multilingual-large"].plan.training
     assert (large.num_stages, large.world_size, large.processes) == (2, 2, True)
     assert all(run.plan.training.world_size == 1 for name, run in made.items() if name != "multilingual-large")
@@ -120,10 +120,10 @@ def test_rows() -> None:
     assert average.value == pytest.approx(BLEU["deep"]) and average.params["parameters"] == 2_000_000
     (fy,) = find(made, "bleu", language="fy", size="wide", trained_on="multilingual")
     assert fy.value == pytest.approx(BLEU["wide"]) and fy.params["group"] == "low" and fy.params["rank"] == 11
-    assert len(find(made, "bleu", part="language", trained_on="bilingual")) == 6
+    assert len(find(made, "bleu", part="language", trained_on="bilingual")) == 8
     assert len(find(made, "chrf", part="language", trained_on="copy")) == 12
     gains = {row.params["group"]: row.value for row in find(made, "bleu_gain", part="group", size="large")}
-    assert gains == pytest.approx({"high": 3.0, "middle": 6.0, "low": 12.0, "all": 7.0})
+    assert gains == pytest.approx({"high": 3.0, "middle": 6.0, "low": 12.0, "all": 8.25})
     (enough,) = find(made, "bleu", pool="enough", trained_on="copy")
     assert enough.params["test_sentences"] == 8 * 200
     (few,) = find(made, "bleu", pool="fewer, low", size="large", trained_on="multilingual")
@@ -152,9 +152,8 @@ def test_bilingual_models_that_are_better_fail() -> None:
     for language in settings("laptop").groups[-1].bilingual:
         found[f"bilingual-{language}"]["languages"][language]["right"] = [160] * 4
     _, checks = rows(LAPTOP, found)
-    assert [check.text for check in checks if not check.passed] == [
-        "largest multilingual model on fy and eu, low group: BLEU 15.00, above 16.00 of their bilingual models"
-    ]
+    (wrong,) = [check.text for check in checks if not check.passed]
+    assert wrong.endswith("on nn, sr_Latn, fy, eu, low group: BLEU 15.00, above 16.00 of their bilingual models")
 
 
 def test_what_has_not_finished_is_left_out() -> None:
