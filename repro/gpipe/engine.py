@@ -25,16 +25,18 @@ from repro.schedules import (
 )
 
 from .failure import PipelineError, StageError, describe
+from .mailbox import receive_boundary
 from .mesh import PipelineMesh
 from .microbatch import BatchError, Boundary, count_rows, elements, gather, map_tensors, micro_batch_rows, scatter
 from .process_transport import ProcessTransport
 from .results import StepResult, Totals
 from .rng import StepKey, generator
+from .sender import Sender
 from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
 from .transport import LocalTransport
-from .wire import BoundarySpec, ConnectionLost, Sender, receive_boundary, receive_tensors, spec_of
+from .wire import BoundarySpec, ConnectionLost, receive_tensors, spec_of
 
 
 class _Coming(NamedTuple):
@@ -190,9 +192,8 @@ class Engine:
         return self._step(Mode.PREDICT, inputs, None, batch_counter)[2]
 
     def close(self) -> None:
-        """Waits until what was sent has arrived (a failure ends that too), and ends the engine's thread."""
+        """Waits until what was sent has arrived; a failure ends that too."""
         self._sender.drain()
-        self._sender.close()
 
     def _plan(self, num_micro_batches: int, *, forward: bool) -> tuple[Schedule, tuple[tuple[int, Action], ...]]:
         known = self._plans.get((num_micro_batches, forward))
@@ -212,8 +213,6 @@ class Engine:
     ) -> tuple[Totals, int, Boundary | None]:
         with self._clean_step():
             coming, batch_counter = self._agree(mode, inputs, targets, batch_counter)
-            if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
-                raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
             parts = micro_batch_rows(coming.rows, self.num_micro_batches)
             step = Step(
                 mode,
@@ -229,14 +228,17 @@ class Engine:
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
-                step.inputs = self._deliver(inputs, coming.inputs, 0, parts)
-                step.targets = self._deliver(targets, coming.targets, self._last, parts)
+                step.inputs = self._cut(inputs, coming.inputs, 0, parts)
+                step.targets = self._cut(targets, coming.targets, self._last, parts)
                 # After that: its receives come in the same order as the sends of the other side.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
+            # Not before: the others, once they know, take time from this rank where they share its cores.
+            self._announce(coming, batch_counter, inputs, targets)
+            if parts:
                 for position, (rank, action) in enumerate(plan):
                     try:
                         step.execute(rank, action)
-                        if position == 0 and self.mesh is not None:
+                        if position == 0 and self.mesh is not None and self.mesh.reads_data:
                             self.mesh.mail.post()  # not before: the next stage waits for the first action
                     except (StageError, PipelineError):
                         raise
@@ -254,12 +256,13 @@ class Engine:
     def _agree(
         self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int
     ) -> tuple[_Coming, int]:
-        """The rank that reads data tells the others of its replica what comes."""
+        """What comes: the rank that reads data sees it, the others of its replica wait until they are told."""
         mesh = self.mesh
         if mesh is not None and not mesh.reads_data:
             told: _Coming
             told, counter = mesh.mail.receive_known(mesh.rank_of(mesh.pipeline_rank - 1))
             self._pass_on(told, counter)
+            mesh.mail.post()
             if told.mode != mode.value:
                 raise UserError(
                     f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
@@ -271,8 +274,19 @@ class Engine:
             None if inputs is None else spec_of(inputs),
             None if targets is None else spec_of(targets),
         )
-        self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
+        if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
+            raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
         return coming, batch_counter
+
+    def _announce(self, coming: _Coming, batch_counter: int, inputs: Boundary | None, targets: Boundary | None) -> None:
+        """The rank that reads data tells the others of its replica what comes, and sends it to where it is used."""
+        mesh = self.mesh
+        if mesh is None or not mesh.reads_data:
+            return
+        for batch, used_by in ((inputs, self._first_rank), (targets, self._last_rank)):
+            if batch is not None and coming.rows and used_by != mesh.pipeline_rank:
+                self._sender.send_tensors(elements(batch), mesh.rank_of(used_by), mesh.activations)
+        self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
 
     def _pass_on(self, coming: _Coming, counter: bytes) -> None:
         # From rank to rank, so that the first stage can begin after one message and not after K - 1.
@@ -280,22 +294,16 @@ class Engine:
             peer = self.mesh.rank_of(self.mesh.pipeline_rank + 1)
             self._sender.send_known(coming, counter, peer, self.mesh.control)
 
-    def _deliver(
+    def _cut(
         self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]
     ) -> list[Boundary] | None:
-        """Brings the reading rank's inputs or targets to the stage that uses them, whole, and cuts them there."""
-        mesh = self.mesh
-        pipeline_rank = self._first_rank if stage == 0 else self._last_rank
-        if mesh is not None and pipeline_rank != 0 and spec is not None:
-            if batch is not None:
-                self._sender.send_tensors(elements(batch), mesh.rank_of(pipeline_rank), mesh.activations)
-                return None
-            if mesh.pipeline_rank == pipeline_rank:
-                batch = receive_tensors(spec, mesh.rank_of(0), mesh.activations, self._device)
-        if batch is None or stage not in self.stages:
+        """The micro-batches of the inputs or targets, on the rank of the stage that uses them; they arrive whole."""
+        if stage not in self.stages:
             return None
-        device = self.stages[stage].device
-        return scatter(map_tensors(lambda e: e.to(device), batch), parts)
+        mesh, device = self.mesh, self.stages[stage].device
+        if mesh is not None and not mesh.reads_data and spec is not None:
+            batch = receive_tensors(spec, mesh.rank_of(0), mesh.activations, self._device)
+        return None if batch is None else scatter(map_tensors(lambda e: e.to(device), batch), parts)
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""

@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from repro.errors import UserError
 
 from .failure import PipelineError, Watchdog
-from .wire import ConnectionLost, Mailbox, TalkingTo
+from .mailbox import Mailbox
+from .wire import ConnectionLost, TalkingTo
 
 _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""

@@ -16,13 +16,13 @@ from repro.schedules import Direction, Message, Schedule, incoming, receive_wind
 from .headers import Expectations, Place
 from .mesh import PipelineMesh
 from .microbatch import Boundary, elements
+from .sender import Sender
 from .stage import InputGradient
 from .tracing import Recorder
 from .transport import LocalTransport
 from .wire import (
     AbsenceMark,
     BoundarySpec,
-    Sender,
     TalkingTo,
     TensorSpec,
     absent,
@@ -71,10 +71,12 @@ class _Inbox:
         posted = _Posted(works, elements(spec.assemble(tensors)), spec, place, due)
         if message.direction == "gradient":
             posted.marks = tuple(None if value is None else AbsenceMark(value) for value in posted.values)
-        elif due and place is not None:
-            pairs = zip(posted.values, spec.elements, strict=True)
-            tells = next(value for value, e in pairs if value is not None and e is not None and e.tells_absence)
-            posted.marks = (AbsenceMark(tells),)
+        else:
+            if due and place is not None:
+                pairs = zip(posted.values, spec.elements, strict=True)
+                tells = next(value for value, e in pairs if value is not None and e is not None and e.tells_absence)
+                posted.marks = (AbsenceMark(tells),)
+            _collecting(posted.values, spec)
         self.posted[message] = posted
         if place is not None:
             self.foreseen.append(posted)
@@ -170,9 +172,6 @@ class ProcessTransport(LocalTransport):
         if source == self._mesh.pipeline_rank:
             return super().receive_activation(message)
         received = self._take(self._inboxes[source, message.direction], message)
-        for value, element in zip(received.values, received.spec.elements, strict=True):
-            if value is not None and element is not None:
-                value.requires_grad_(element.requires_grad)
         return received.values if received.spec.is_tuple else next(v for v in received.values if v is not None)
 
     @override
@@ -255,10 +254,18 @@ class ProcessTransport(LocalTransport):
             if place in self._detours or (posted.due and _is_marked(posted)):
                 posted.spec, values = self._mesh.mail.receive(inbox.source)
                 posted.values = tuple(None if e is None else e.to(self._device) for e in values)
+                _collecting(posted.values, posted.spec)
                 self._detours.add(place)
             if posted.due:
                 self._expectations.learn(place, posted.spec)
             posted.place = None
+
+
+def _collecting(values: tuple[Tensor | None, ...], spec: BoundarySpec) -> None:
+    """Has the inputs of a stage collect their gradients where one will be sent back."""
+    for value, element in zip(values, spec.elements, strict=True):
+        if value is not None and element is not None:
+            value.requires_grad_(element.requires_grad)
 
 
 def _is_marked(posted: _Posted) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from repro.errors import UserError
 
 from .mesh import PipelineMesh
-from .wire import Sender
+from .sender import Sender
 
 
 class Placeholder:

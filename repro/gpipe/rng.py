@@ -16,10 +16,12 @@ import torch
 
 from repro.errors import UserError
 
+_64_BITS = 2**64 - 1
+
 
 def mix(*parts: int) -> int:
     """Hashes integers (64 bits each) to 32 bits; the CPU generator uses no more of a seed."""
-    packed = struct.pack(f"<{len(parts)}q", *(((part + 2**63) % 2**64) - 2**63 for part in parts))
+    packed = struct.pack(f"<{len(parts)}Q", *(part & _64_BITS for part in parts))
     return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest(), "little")
 
 

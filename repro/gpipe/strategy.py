@@ -71,9 +71,10 @@ from .reading import (
 )
 from .results import StepResult, Totals
 from .schedulers import due_steps, make_up_for
+from .sender import Sender
 from .stage_memory import StageLimit
 from .tracing import Event
-from .wire import Sender, TalkingTo
+from .wire import TalkingTo
 
 _CHECKPOINT_KEY = "gpipe"
 
@@ -595,7 +596,6 @@ class GPipeStrategy(ParallelStrategy):
             self._engine.close()
             self._engine = None
         self._resume = {}
-        self._sender.close()
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None

@@ -1,25 +1,16 @@
-"""How small objects and tensors travel between two ranks."""
+"""How tensors travel between two ranks: headers, and what is sent for the tensors of one message."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import pickle
-import struct
-import threading
-from collections import deque
-from collections.abc import Hashable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .microbatch import Boundary, elements
-
-_SWEEP = 0.05
-"""Seconds between two looks at what has arrived; each takes the interpreter from the main thread."""
 
 _PIECE = 2**20
 """Bytes up to which the tensors of one message are sent in one piece."""
@@ -29,9 +20,6 @@ _ALIGNMENT = 64
 
 _ONES = 0xFF
 _ONE_BYTE = bytes([_ONES])
-_MAIL = 1
-_FRAME = 2048
-_LENGTHS = struct.Struct("<QI")
 
 
 class ConnectionLost(RuntimeError):
@@ -147,7 +135,7 @@ class AbsenceMark:
     __slots__ = ("_first", "_value")
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value
+        self._value = value.detach()
         on_host = value.device.type == "cpu" and value.numel() > 0
         self._first = as_bytes(value)[: value.itemsize].numpy() if on_host else None
 
@@ -198,177 +186,17 @@ def start_receive(into: Tensor, source: int, group: dist.ProcessGroup, tag: int 
     The group's own call, as ``dist.irecv`` makes it: what that adds (logging, look-ups) costs more than the call.
     """
     with TalkingTo(source):
-        return group.recv([_as_sent(into)], dist.get_group_rank(group, source), tag)
+        return group.recv([as_sent(into)], dist.get_group_rank(group, source), tag)
 
 
-def _as_sent(tensor: Tensor) -> Tensor:
-    # gloo sends bytes whatever their dtype; NCCL does not know every dtype.
+def as_sent(tensor: Tensor) -> Tensor:
+    """The tensor as the backend is given it: gloo sends bytes whatever their dtype, NCCL does not know every dtype."""
     return tensor if tensor.device.type == "cpu" else as_bytes(tensor)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """A flat view of a contiguous tensor of any dtype as bytes, which every backend carries."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-@lru_cache(maxsize=64)
-def _pickled(value: Hashable) -> bytes:
-    return pickle.dumps(value)
-
-
-@lru_cache(maxsize=64)
-def _unpickled(data: bytes) -> Any:
-    # Of a hashable value: sharing it does no harm.
-    return pickle.loads(data)
-
-
-class Sender:
-    """Sends without waiting, and keeps what is under way alive until it has arrived, and not much longer.
-
-    A gloo send says that it has ended only to the one who waits for it, so a thread waits. It looks twenty times a
-    second and not at each send: waking it costs the main thread more than the send itself. On CUDA a wait would bind a
-    stream to the thread: there what was sent is kept until ``drain``.
-    """
-
-    def __init__(self) -> None:
-        self._pending: deque[tuple[dist.Work, Tensor]] = deque()
-        self._kept: list[tuple[dist.Work, Tensor]] = []
-        self._waiting = threading.Lock()
-        self._group_ranks: dict[tuple[dist.ProcessGroup, int], int] = {}
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-        """Starts to send ``tensor`` to global rank ``destination``."""
-        if tensor.numel() == 0:
-            return
-        self._start(plain(tensor), destination, group, tag)
-
-    def _start(self, whole: Tensor, destination: int, group: dist.ProcessGroup, tag: int) -> None:
-        rank = self._group_ranks.get((group, destination))
-        if rank is None:
-            rank = self._group_ranks[group, destination] = dist.get_group_rank(group, destination)
-        with TalkingTo(destination):
-            work = group.send([_as_sent(whole)], rank, tag)
-        if whole.device.type != "cpu":
-            self._kept.append((work, whole))
-            return
-        self._pending.append((work, whole))
-        if self._thread is None:
-            self._closed.clear()
-            self._thread = threading.Thread(target=self._reap, name="gpipe-sender", daemon=True)
-            self._thread.start()
-
-    def send_object(self, value: Any, destination: int, group: dist.ProcessGroup) -> None:
-        """Starts to send a small picklable object (a control message, a header, a report)."""
-        self._send_mail(pickle.dumps(value), b"", destination, group)
-
-    def send_known(self, value: Hashable, tail: bytes, destination: int, group: dist.ProcessGroup) -> None:
-        """Starts to send a ``value`` that is often equal to an earlier one, and bytes that are not."""
-        self._send_mail(_pickled(value), tail, destination, group)
-
-    def _send_mail(self, data: bytes, tail: bytes, destination: int, group: dist.ProcessGroup) -> None:
-        frame = bytearray(_LENGTHS.pack(len(data), len(tail)) + data + tail).ljust(_FRAME, b"\0")
-        body = torch.frombuffer(frame, dtype=torch.uint8)
-        if len(frame) == _FRAME:
-            self._start(body, destination, group, _MAIL)
-        else:
-            self._start(body[:_FRAME], destination, group, _MAIL)
-            self._start(body[_FRAME:], destination, group, _MAIL)
-
-    def send_boundary(
-        self, boundary: Boundary, destination: int, control: dist.ProcessGroup, group: dist.ProcessGroup
-    ) -> None:
-        """Starts to send a whole boundary with its header, for ``receive_boundary``."""
-        self.send_object(spec_of(boundary), destination, control)
-        self.send_tensors(elements(boundary), destination, group)
-
-    def send_tensors(self, tensors: Sequence[Tensor | None], destination: int, group: dist.ProcessGroup) -> None:
-        """Starts to send the tensors of one message to a receiver that knows their specs."""
-        for frame in as_frames([tensor for tensor in tensors if tensor is not None]):
-            self.send(frame, destination, group)
-
-    def drain(self) -> None:
-        """Waits until everything has arrived (CPU) or is ordered before what follows (CUDA)."""
-        for work, _ in self._kept:
-            work.wait()
-        self._kept.clear()
-        self._wait_for_pending()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closed.set()
-        self._thread = None
-
-    def _wait_for_pending(self) -> None:
-        with self._waiting:
-            while self._pending:
-                work, _ = self._pending[0]
-                with contextlib.suppress(RuntimeError):  # a broken connection; the next receive meets it as well
-                    work.wait()
-                self._pending.popleft()
-
-    def _reap(self) -> None:
-        while not self._closed.wait(_SWEEP):
-            self._wait_for_pending()
-
-
-class Mailbox:
-    """Receives small objects that other ranks of a group send with ``Sender.send_object``.
-
-    Once a rank has sent something, the receive of its next object is posted ahead: whoever waits for it then waits for
-    one message and not for a round trip.
-
-    Args:
-        group: a gloo group.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
-        self._sources: set[int] = set()
-
-    def receive(self, source: int) -> Any:
-        """Waits for the next object of global rank ``source``."""
-        data, _ = self._receive(source)
-        self.post()
-        return pickle.loads(data)
-
-    def receive_known(self, source: int) -> tuple[Any, bytes]:
-        """Waits for what global rank ``source`` sent with ``Sender.send_known``; ``post`` posts the next receive."""
-        data, tail = self._receive(source)
-        return _unpickled(data), tail
-
-    def post(self) -> None:
-        """Posts the receive of the next object of every rank that has sent one."""
-        for source in self._sources:
-            if source not in self._posted:
-                self._posted[source] = self._post(source, _FRAME)
-
-    def _receive(self, source: int) -> tuple[bytes, bytes]:
-        self._sources.add(source)
-        work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
-        with TalkingTo(source):
-            work.wait()
-        data = frame.numpy().tobytes()
-        length, tail_length = _LENGTHS.unpack_from(data)
-        end = _LENGTHS.size + length
-        missing = end + tail_length - _FRAME
-        if missing > 0:
-            work, rest = self._post(source, missing)
-            with TalkingTo(source):
-                work.wait()
-            data += rest.numpy().tobytes()
-        return data[_LENGTHS.size : end], data[end : end + tail_length]
-
-    def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
-        frame = torch.empty(size, dtype=torch.uint8)
-        return start_receive(frame, source, self._group, _MAIL), frame
-
-
-def receive_boundary(source: int, mail: Mailbox, group: dist.ProcessGroup, device: torch.device) -> Boundary:
-    """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
-    return receive_tensors(mail.receive(source), source, group, device)
 
 
 def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, device: torch.device) -> Boundary:

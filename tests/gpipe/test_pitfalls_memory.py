@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from repro.gpipe import process_transport
 from repro.gpipe.mesh import PipelineMesh
+from repro.gpipe.wire import start_receive
+from repro.schedules import Kind
 from tests.helpers.models import MODELS
 from tests.helpers.pipelines import Cell, make_engine, own_layers
 from tests.helpers.ranks import Pools
@@ -98,43 +103,50 @@ def test_nothing_of_a_step_is_alive_after_it(way: str, name: str, pools: Pools) 
             assert alive == 0, (remat, by_rank)
 
 
-def receives_ahead(rank: int, world_size: int, parts: int) -> int:
-    """Most receives that this rank has posted at any forward or gradient, beyond the micro-batches it has begun."""
+def receives_ahead(rank: int, world_size: int, schedule: str, parts: int, training: bool) -> dict[str, int]:
+    """Most receives of each direction that are posted beyond what has come, and beyond what the stage comes to hold."""
     mesh = PipelineMesh(world_size)
     spec = MODELS["mlp"]
-    engine = make_engine(Cell("mlp", world_size, parts, "never", parts), spec.layers(), mesh)
-    posted = begun = most = 0
-    receive = dist.irecv
+    engine = make_engine(Cell("mlp", world_size, parts, "never", parts, schedule=schedule), spec.layers(), mesh)
+    changes = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}[kind] for kind, _, _ in engine.schedule().actions[rank]]
+    held = max(accumulate(changes)) if training else 0
+    posted, begun, most = Counter[str](), Counter[str](), Counter[str]()
+    receive = start_receive
 
-    def counted(tensor: Tensor, *args: Any, group: dist.ProcessGroup, **options: Any) -> Any:
-        nonlocal posted
-        posted += group is mesh.activations or group is mesh.gradients
-        return receive(tensor, *args, group=group, **options)
+    def counted(buffer: Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
+        posted["activation" if group is mesh.activations else "gradient"] += 1
+        return receive(buffer, source, group)
 
-    def look() -> None:
-        nonlocal begun, most
-        begun += 1
-        most = max(most, posted - begun)
+    def look(direction: str) -> None:
+        begun[direction] += 1
+        kept = held + begun["gradient"] if direction == "activation" else 0
+        most[direction] = max(most[direction], posted[direction] - max(begun[direction], kept))
 
     (stage,) = engine.stages.values()
     first = next(iter(stage.layers.values()))
-    first.register_forward_pre_hook(lambda module, args: look())
-    first.register_full_backward_hook(lambda module, inputs, outputs: look())
-    dist.irecv = counted
+    first.register_forward_pre_hook(lambda module, args: look("activation"))
+    first.register_full_backward_hook(lambda module, inputs, outputs: look("gradient"))
+    batch = spec.batch(parts, 0) if rank == 0 else (None, None)
     try:
-        engine.train_step(*(spec.batch(parts, 0) if rank == 0 else (None, None)), batch_counter=0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process_transport, "start_receive", counted)
+            engine.train_step(*batch, batch_counter=0) if training else engine.evaluate(*batch)
     finally:
-        dist.irecv = receive
         engine.close()
         mesh.close()
-    assert begun == 2 * parts
-    return most
+    assert begun == {"activation": parts} | ({"gradient": parts} if training else {})
+    assert posted == ({"activation": parts} if rank else {"gradient": parts} if training else {})
+    return dict(most)
 
 
-def test_receive_buffers_do_not_grow_with_the_number_of_micro_batches(pools: Pools) -> None:
-    """Posting every receive of a step at once holds M buffers beside the M inputs that a stage keeps."""
+@pytest.mark.parametrize(("schedule", "training"), [("gpipe", True), ("1f1b", True), ("gpipe", False)])
+def test_receive_buffers_do_not_grow_with_the_number_of_micro_batches(
+    schedule: str, training: bool, pools: Pools
+) -> None:
+    """Posting every receive of a step at once holds M buffers beside the inputs that a stage keeps."""
     for parts in (4, 32):
-        assert max(pools(2).run(receives_ahead, parts)) <= 3
+        for most in pools(2).run(receives_ahead, schedule, parts, training):
+            assert max(most.values()) <= 2, (parts, most)
 
 
 def forwards(rank: int, world_size: int, steps: int) -> list[int]:

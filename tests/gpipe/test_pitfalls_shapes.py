@@ -188,3 +188,15 @@ def test_elements_of_unequal_length_are_one_clear_error_on_every_rank() -> None:
     for end in fresh_ranks(2, unequal_elements, timeout=30):
         assert (end.exit_code, end.timed_out) == (1, False), end.stderr
         assert "inputs[1] has 3 rows" in end.stderr
+
+
+def no_targets(rank: int, world_size: int) -> None:
+    engine = make_engine(Cell("mlp", world_size, 2), MODELS["mlp"].layers(), PipelineMesh(world_size))
+    engine.train_step(torch.zeros(4, 3).double() if rank == 0 else None, None, batch_counter=0)
+
+
+def test_missing_targets_are_one_clear_error_on_every_rank() -> None:
+    """The rank that reads data sees it before the others know of the batch."""
+    for end in fresh_ranks(2, no_targets, timeout=30):
+        assert (end.exit_code, end.timed_out) == (1, False), end.stderr
+        assert "train needs targets" in end.stderr

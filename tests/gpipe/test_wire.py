@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro.gpipe.wire import Mailbox, Sender, receive_boundary, spec_of
+from repro.gpipe.mailbox import Mailbox, receive_boundary
+from repro.gpipe.sender import Sender
+from repro.gpipe.wire import spec_of
 from tests.helpers.ranks import Pools
 
 DTYPES = (
@@ -60,7 +62,6 @@ def exchange_boundaries(rank: int, world_size: int) -> list[bool]:
         for boundary in boundaries():
             sender.send_boundary(boundary, 1, group, group)
         sender.drain()
-        sender.close()
         return []
     mail = Mailbox(group)
     return [same(receive_boundary(0, mail, group, torch.device("cpu")), boundary) for boundary in boundaries()]
@@ -77,26 +78,6 @@ def same(got: Any, wanted: Any) -> bool:
 def test_every_boundary_arrives_as_it_was(pools: Pools) -> None:
     _, arrived = pools(2).run(exchange_boundaries)
     assert arrived == [True] * len(boundaries()), [b for b, ok in zip(boundaries(), arrived, strict=True) if not ok]
-
-
-def exchange_objects(rank: int, world_size: int, sizes: tuple[int, ...]) -> list[int]:
-    # Of its own: a mailbox goes on listening on its group.
-    group = dist.new_group()
-    assert isinstance(group, dist.ProcessGroup)
-    if rank == 1:
-        mail = Mailbox(group)
-        return [len(mail.receive(0)) for _ in sizes]
-    sender = Sender()
-    for size in sizes:
-        sender.send_object("x" * size, 1, group)
-    sender.drain()
-    sender.close()
-    return []
-
-
-def test_objects_around_the_size_of_a_frame_arrive_whole(pools: Pools) -> None:
-    sizes = (0, 1, *range(2000, 2060), 5000, 100_000)
-    assert pools(2).run(exchange_objects, sizes)[1] == list(sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""How small objects travel between two ranks: in frames of one size, so that receives can be posted ahead."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .microbatch import Boundary
+from .wire import TalkingTo, receive_tensors, start_receive
+
+MAIL = 1
+"""The tag of mail."""
+
+_FRAME = 2048
+_LENGTHS = struct.Struct("<QI")
+
+
+@lru_cache(maxsize=64)
+def pickled(value: Hashable) -> bytes:
+    """Of a value that is often equal to an earlier one."""
+    return pickle.dumps(value)
+
+
+@lru_cache(maxsize=64)
+def _unpickled(data: bytes) -> Any:
+    # Of a hashable value: sharing it does no harm.
+    return pickle.loads(data)
+
+
+def mail_frames(data: bytes, tail: bytes) -> list[Tensor]:
+    """What is sent for two byte strings: a frame, and, where it does not hold all, the rest."""
+    filled = bytearray(_LENGTHS.pack(len(data), len(tail)) + data + tail).ljust(_FRAME, b"\0")
+    body = torch.frombuffer(filled, dtype=torch.uint8)
+    return [body] if len(filled) == _FRAME else [body[:_FRAME], body[_FRAME:]]
+
+
+class Mailbox:
+    """Receives small objects that other ranks of a group send with ``Sender.send_object``.
+
+    Once a rank has sent something, the receive of its next object is posted ahead: whoever waits for it then waits for
+    one message and not for a round trip.
+
+    Args:
+        group: a gloo group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._sources: set[int] = set()
+
+    def receive(self, source: int) -> Any:
+        """Waits for the next object of global rank ``source``."""
+        data, _ = self._receive(source)
+        self.post()
+        return pickle.loads(data)
+
+    def receive_known(self, source: int) -> tuple[Any, bytes]:
+        """Waits for what global rank ``source`` sent with ``Sender.send_known``; ``post`` posts the next receive."""
+        data, tail = self._receive(source)
+        return _unpickled(data), tail
+
+    def post(self) -> None:
+        """Posts the receive of the next object of every rank that has sent one."""
+        for source in self._sources:
+            if source not in self._posted:
+                self._posted[source] = self._post(source, _FRAME)
+
+    def _receive(self, source: int) -> tuple[bytes, bytes]:
+        self._sources.add(source)
+        work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
+        with TalkingTo(source):
+            work.wait()
+        data = frame.numpy().tobytes()
+        length, tail_length = _LENGTHS.unpack_from(data)
+        end = _LENGTHS.size + length
+        missing = end + tail_length - _FRAME
+        if missing > 0:
+            work, rest = self._post(source, missing)
+            with TalkingTo(source):
+                work.wait()
+            data += rest.numpy().tobytes()
+        return data[_LENGTHS.size : end], data[end : end + tail_length]
+
+    def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
+        frame = torch.empty(size, dtype=torch.uint8)
+        return start_receive(frame, source, self._group, MAIL), frame
+
+
+def receive_boundary(source: int, mail: Mailbox, group: dist.ProcessGroup, device: torch.device) -> Boundary:
+    """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
+    return receive_tensors(mail.receive(source), source, group, device)
