@@ -20,6 +20,8 @@ CLAIMS_BEGIN, CLAIMS_END = "<!-- claims:begin -->", "<!-- claims:end -->"
 _ORDER = ("laptop", "gpu", "smoke")
 # Whose first figure is shown.
 _SHOWN = ("reproduce", "table2")
+_FAILED_SHOWN = 3
+"""Checks of one target that did not pass and are told; the others are counted."""
 
 
 def block(reference: Path, root: Path) -> str:
@@ -95,7 +97,9 @@ def _together(runs: Sequence[Results], root: Path) -> str:
     for results in runs:
         run, link = results.run, _relative(results.folder, root)
         failed = [check["text"] for check in run["checks"] if not check["passed"]]
-        texts += [f"- `{results.target}`, not passed: {text}" for text in failed]
+        texts += [f"- `{results.target}`, not passed: {text}" for text in failed[:_FAILED_SHOWN]]
+        if len(failed) > _FAILED_SHOWN:
+            texts.append(f"- `{results.target}`: {len(failed) - _FAILED_SHOWN} more in [its report]({link}/report.md)")
         texts += [f"- `{results.target}`, failed: {text}" for text in run.get("failures", {}).values()]
         count = len(run["checks"])
         minutes = f"{run['minutes']:.1f}" if "minutes" in run else NOTHING

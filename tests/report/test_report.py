@@ -215,6 +215,15 @@ def test_the_readme_block_is_what_the_rows_give(tmp_path: Path, store: Callable[
         assert f"| `reproduce`: {line.what} |" in text
 
 
+def test_a_target_with_many_failed_checks_does_not_flood_the_readme(tmp_path: Path, store: Callable[..., Path]) -> None:
+    reference = tmp_path / "results" / "reference"
+    checks = [{"text": f"check {number}", "passed": False} for number in range(5)]
+    store(reference / "2-core-cpu" / "reproduce" / "laptop", scale="laptop", checks=checks)
+    text = block(reference, tmp_path)
+    assert text.count("not passed: check") == 3 and "| 0 of 5 |" in text
+    assert "- `reproduce`: 2 more in [its report](results/reference/2-core-cpu/reproduce/laptop/report.md)" in text
+
+
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
 def test_a_readme_without_its_markers_is_a_clear_error(text: str) -> None:
     with pytest.raises(UserError, match="results:begin"):
