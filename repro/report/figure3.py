@@ -73,7 +73,9 @@ def _sizes(rows: Sequence[Row], others: Sequence[Row]) -> Section:
         found = [last_loss(some, size) for some in (rows, others)]
         if any(found):
             values = [_text(row, "{:.3f}") for row in found]
-            lines.append(Line(f"{own}: training loss at the end (with dropout and label smoothing)", "measured", *values))
+            lines.append(
+                Line(f"{own}: training loss at the end (with dropout and label smoothing)", "measured", *values)
+            )
         lines += _line(f"{own}: average BLEU over the languages", rows, others, size, "average_bleu", "{:.2f}", paper)
     for kind, name in BASELINE_MODELS.items():
         own_row, other = (first(some, "average_bleu", trained_on=kind) for some in (rows, others))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from repro.experiments import emulation
 from repro.experiments.emulation import Pace, boundary_rows, emulated_stage, equal_stage, sum_of_outputs, wait_until
 from repro.experiments.link import Link
 from repro.gpipe import Engine
@@ -29,10 +30,11 @@ def local_engine(counts: list[int], forward: float, backward: float, remat: str,
     return Engine(layers, counts, num_micro_batches=2, loss=sum_of_outputs, remat=remat)
 
 
-def test_a_wait_is_never_short_and_the_past_costs_nothing() -> None:
+def test_a_wait_is_never_short_and_the_past_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = time.perf_counter()
     wait_until(begun + 0.01)
     assert time.perf_counter() - begun >= 0.01
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
     wait_until(begun)
 
 
@@ -47,7 +49,14 @@ def test_a_timed_layer_takes_its_time_for_each_row_both_ways(pace: float) -> Non
     assert torch.equal(outputs[0], inputs) and inputs.grad is not None and bool((inputs.grad == 1).all())
 
 
-def test_layers_of_a_stage_run_after_one_another_and_are_waited_for_once() -> None:
+def test_layers_of_a_stage_run_after_one_another_and_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def counted(moment: float) -> None:
+        waits.append(moment)
+        wait_until(moment)
+
+    monkeypatch.setattr(emulation, "wait_until", counted)
     pace = Pace()
     layers = emulated_stage(0, [3], [0.05] * 3, [0.1] * 3, [0.0] * 3, LINK, pace)
     value = boundary_rows(1, 4)
@@ -55,12 +64,15 @@ def test_layers_of_a_stage_run_after_one_another_and_are_waited_for_once() -> No
     value = layers[0](value)
     value = layers[1](value)
     # Two layers are on their way, and nobody has waited for them yet.
+    assert not waits
     assert pace.free >= begun + 0.1
     value = layers[2](value)
     assert time.perf_counter() >= begun + 0.15
+    assert len(waits) == 1
     begun = time.perf_counter()
     value.sum().backward()
     assert time.perf_counter() >= begun + 0.3
+    assert len(waits) == 2
 
 
 def test_a_timed_layer_waits_for_nothing_on_the_meta_device() -> None:

@@ -208,6 +208,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(machine: M
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--results"):
         run(tmp_path / "file" / "results")
+    assert machine.asked == []
 
 
 @pytest.mark.parametrize("argv", [["--scale", "huge"], ["--device", "cpu"], ["-M", "two"]])

@@ -177,22 +177,38 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -
         assert cache_folder() == Path.home() / ".cache" / "gpipe-repro"
 
 
+class Untouched(pl.Callback):
+    """Sees to it that the profile has run copies, and not the layers that are trained."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        buffers = dict(pl_module.named_buffers())
+        assert [int(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")] == [0]
+        assert all(parameter.grad is None for parameter in pl_module.parameters())
+        self.seen = True
+
+
 def test_a_run_partitions_by_time_with_its_own_micro_batches(folder: Path) -> None:
     model = nn.Sequential(Watching(), nn.Linear(4, 4), nn.Linear(4, 4))
     module = PipelineModule.from_sequential(model, nn.functional.mse_loss, example_inputs=torch.zeros(2, 4))
     rows = torch.randn(12, 4)
+    untouched = Untouched()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, rows), batch_size=12)
     trainer = pl.Trainer(
         strategy=GPipeStrategy(num_stages=2, num_micro_batches=4, partition="time"),
         devices=1,
         accelerator="cpu",
         max_steps=1,
+        callbacks=[untouched],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(module, loader)
+    assert untouched.seen
     assert {rows for _, rows, _ in SEEN} == {3}
     assert len(list(folder.iterdir())) == 1
     strategy = trainer.strategy

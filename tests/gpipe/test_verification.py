@@ -119,7 +119,7 @@ def test_float32_has_a_wider_tolerance() -> None:
     assert outcome.passed
     assert outcome.dtype == "float32"
     assert outcome.tolerance["gradient"] > 1e-8
-    assert any(d.absolute > 1e-10 for d in outcome.differences) or outcome.whole_batch
+    assert outcome.whole_batch > 1e-10, "computed in float64"
 
 
 def test_the_module_stays_as_it_is() -> None:

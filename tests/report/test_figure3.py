@@ -27,7 +27,7 @@ def test_tables(own: Results) -> None:
     average = next(line for what, line in by_name.items() if what.startswith("deep") and "average BLEU" in what)
     assert (average.yours, average.paper) == ("13.00", "34.55 (T(24, 8192, 16))")
     loss = next(line for what, line in by_name.items() if what.startswith("deep") and "training loss" in what)
-    assert loss.yours == loss.reference == "2.660"  # 5 less a thousandth a step, mean of the last 120 of 2,400
+    assert loss.yours == loss.reference == "2.466"  # 5 less a thousandth a step, mean of the last 130 of 2,600
     low = by_name["large, low group"]
     assert (low.yours, low.paper) == ("+12.00", "+10.1 (T(32, 16384, 32))")
     assert by_name["deep, all languages that have one"].paper == NOTHING  # hidden in the paper's figure
@@ -46,10 +46,10 @@ def test_picture(own: Results) -> None:
     assert (own.folder / report.PICTURE).stat().st_size > 20_000
 
 
-@pytest.mark.parametrize("missing", ["baselines", "multilingual-base", "bilingual-es"])
+@pytest.mark.parametrize("missing", ["baselines", "multilingual-base", "bilingual-nn"])
 def test_without_a_part(own: Results, missing: str, tmp_path: Path) -> None:
     found = figure3_results(SMOKE)
-    found.pop(missing, None)
+    del found[missing]
     made, _ = rows(SMOKE, found)
     assert report.sections(Results(tmp_path, made, own.run), own)
     assert report.sections(Results(tmp_path, made, own.run), None)

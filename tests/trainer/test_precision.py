@@ -48,13 +48,10 @@ TOLERANCES = {"32-true": 1e-4, "bf16-mixed": 0.1}
 
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_close_to_plain_lightning(precision: str, pools: Pools, tmp_path: Path) -> None:
+    # Neither AdamW nor clipping, which would hide a gradient that is too large.
     run = Run(
-        trainer={
-            "precision": precision,
-            "accumulate_grad_batches": 2,
-            "gradient_clip_val": 0.3,
-            "max_epochs": 2,
-        }
+        module={"optimizer": "momentum"},
+        trainer={"precision": precision, "accumulate_grad_batches": 2, "max_epochs": 2},
     )
     plain, *others = fit_all(pools, [(pipeline, run) for pipeline in (PLAIN, K2, K3)], tmp_path)
     for pipeline, outcome in zip((K2, K3), others, strict=True):
@@ -63,11 +60,11 @@ def test_close_to_plain_lightning(precision: str, pools: Pools, tmp_path: Path) 
 
 # The one row whose inputs are large makes the gradients of layer 0 overflow, so of the first stage only.
 SPIKE = Run(
-    module={"layers": "spike"},
+    module={"layers": "spike", "optimizer": "momentum"},
     shuffle=False,
     spike=9,
     save_at=(4,),
-    trainer={"precision": "16-scaled", "gradient_clip_val": 0.3, "max_epochs": 2},
+    trainer={"precision": "16-scaled", "max_epochs": 2},
 )
 
 
@@ -82,8 +79,8 @@ def test_an_overflow_on_one_stage_skips_the_step_on_all(pools: Pools, tmp_path: 
     for outcome in (plain, one, *others):
         for rank, said in enumerate(outcome.ranks):
             assert said["scales"] == scales, f"{outcome.directory.name}, rank {rank}"
-        steps = {int(state["step"]) for state in outcome.final["optimizer_states"][0]["state"].values()}
-        assert steps == {8}, f"{outcome.directory.name}: of 10 steps 2 are skipped"
+        # What a step that is not skipped, or a scale that is left in, would change by far.
+        assert_same(outcome.final["state_dict"], plain.final["state_dict"], outcome.directory.name, 0.01)
     for pipeline, outcome in zip(pipelines[2:4], others, strict=False):
         compare(outcome, one, str(pipeline), 1e-6)
     again = SPIKE.but(resume=str(others[1].directory / "4.ckpt"), save_at=())
