@@ -230,10 +230,13 @@ class Engine:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
                 step.inputs = self._cut(inputs, coming.inputs, 0, parts)
                 step.targets = self._cut(targets, coming.targets, self._last, parts)
-                # After that: its receives come in the same order as the sends of the other side.
+                self._hand_out(inputs, targets)
+                # After both: its receives come in the same order as the sends of the other side, and NCCL would hold
+                # the batch back behind a receive from the same rank.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
-            # Not before: the others, once they know, take time from this rank where they share its cores.
-            self._announce(coming, batch_counter, inputs, targets)
+            if self.mesh is not None and self.mesh.reads_data:
+                # Not before: the others, once they know, take time from this rank where they share its cores.
+                self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
             if parts:
                 for position, (rank, action) in enumerate(plan):
                     try:
@@ -278,15 +281,14 @@ class Engine:
             raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
         return coming, batch_counter
 
-    def _announce(self, coming: _Coming, batch_counter: int, inputs: Boundary | None, targets: Boundary | None) -> None:
-        """The rank that reads data tells the others of its replica what comes, and sends it to where it is used."""
+    def _hand_out(self, inputs: Boundary | None, targets: Boundary | None) -> None:
+        """The rank that reads data sends what another rank uses."""
         mesh = self.mesh
         if mesh is None or not mesh.reads_data:
             return
         for batch, used_by in ((inputs, self._first_rank), (targets, self._last_rank)):
-            if batch is not None and coming.rows and used_by != mesh.pipeline_rank:
+            if batch is not None and used_by != mesh.pipeline_rank:
                 self._sender.send_tensors(elements(batch), mesh.rank_of(used_by), mesh.activations)
-        self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
 
     def _pass_on(self, coming: _Coming, counter: bytes) -> None:
         # From rank to rank, so that the first stage can begin after one message and not after K - 1.
