@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from repro.errors import UserError
@@ -27,7 +28,7 @@ from repro.schedules import (
 from .failure import PipelineError, StageError, describe
 from .mailbox import receive_boundary
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, count_rows, elements, gather, map_tensors, micro_batch_rows, scatter
+from .microbatch import BatchError, Boundary, MicroBatches, count_rows, elements, gather, map_tensors, micro_batch_rows
 from .process_transport import ProcessTransport
 from .results import StepResult, Totals
 from .rng import StepKey, generator
@@ -36,7 +37,7 @@ from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
 from .transport import LocalTransport
-from .wire import BoundarySpec, ConnectionLost, receive_tensors, spec_of
+from .wire import BoundarySpec, ConnectionLost, Peer, spec_of, start_tensors
 
 
 class _Coming(NamedTuple):
@@ -228,12 +229,11 @@ class Engine:
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
-                step.inputs = self._cut(inputs, coming.inputs, 0, parts)
-                step.targets = self._cut(targets, coming.targets, self._last, parts)
-                self._hand_out(inputs, targets)
-                # After both: its receives come in the same order as the sends of the other side, and NCCL would hold
-                # the batch back behind a receive from the same rank.
+                step.inputs = self._micro_batches(inputs, coming.inputs, 0, parts)
+                self._hand_out(inputs, 0)
+                # After the inputs: NCCL would hold them back behind a receive from the same rank.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
+                step.targets = self._micro_batches(targets, coming.targets, self._last, parts)
             if self.mesh is not None and self.mesh.reads_data:
                 # Not before: the others, once they know, take time from this rank where they share its cores.
                 self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
@@ -242,7 +242,9 @@ class Engine:
                     try:
                         step.execute(rank, action)
                         if position == 0 and self.mesh is not None and self.mesh.reads_data:
-                            self.mesh.mail.post()  # not before: the next stage waits for the first action
+                            # Not before: the next stage waits for the first action.
+                            self._hand_out(targets, self._last)
+                            self.mesh.mail.post()
                     except (StageError, PipelineError):
                         raise
                     except Exception as error:
@@ -281,14 +283,12 @@ class Engine:
             raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
         return coming, batch_counter
 
-    def _hand_out(self, inputs: Boundary | None, targets: Boundary | None) -> None:
-        """The rank that reads data sends what another rank uses."""
+    def _hand_out(self, batch: Boundary | None, stage: int) -> None:
+        """The rank that reads data sends what a stage of another rank uses."""
         mesh = self.mesh
-        if mesh is None or not mesh.reads_data:
-            return
-        for batch, used_by in ((inputs, self._first_rank), (targets, self._last_rank)):
-            if batch is not None and used_by != mesh.pipeline_rank:
-                self._sender.send_tensors(elements(batch), mesh.rank_of(used_by), mesh.activations)
+        if mesh is not None and mesh.reads_data and batch is not None and stage not in self.stages:
+            peer = mesh.rank_of(self._last_rank if stage else self._first_rank)
+            self._sender.send_tensors(elements(batch), peer, self._batches(mesh, stage))
 
     def _pass_on(self, coming: _Coming, counter: bytes) -> None:
         # From rank to rank, so that the first stage can begin after one message and not after K - 1.
@@ -296,16 +296,25 @@ class Engine:
             peer = self.mesh.rank_of(self.mesh.pipeline_rank + 1)
             self._sender.send_known(coming, counter, peer, self.mesh.control)
 
-    def _cut(
+    def _micro_batches(
         self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]
-    ) -> list[Boundary] | None:
-        """The micro-batches of the inputs or targets, on the rank of the stage that uses them; they arrive whole."""
+    ) -> MicroBatches | None:
+        """Of the inputs or targets, on the rank of the stage that uses them; they come whole."""
         if stage not in self.stages:
             return None
         mesh, device = self.mesh, self.stages[stage].device
         if mesh is not None and not mesh.reads_data and spec is not None:
-            batch = receive_tensors(spec, mesh.rank_of(0), mesh.activations, self._device)
-        return None if batch is None else scatter(map_tensors(lambda e: e.to(device), batch), parts)
+            source = Peer.of(mesh.rank_of(0), self._batches(mesh, stage))
+            return MicroBatches(start_tensors(spec, source, self._device), parts)
+        if batch is None:
+            return None
+        return MicroBatches(lambda: map_tensors(lambda e: e.to(device), batch), parts)
+
+    @staticmethod
+    def _batches(mesh: PipelineMesh, stage: int) -> dist.ProcessGroup:
+        # NCCL matches by order: both sides come to the inputs before all activations, and to the targets before all
+        # gradients, but the sender not before the first activation.
+        return mesh.gradients if stage else mesh.activations
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""

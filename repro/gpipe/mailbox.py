@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .microbatch import Boundary
-from .wire import TalkingTo, receive_tensors, start_receive
+from .wire import Peer, TalkingTo, start_receive, start_tensors
 
 MAIL = 1
 """The tag of mail."""
@@ -53,8 +53,8 @@ class Mailbox:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
-        self._sources: set[int] = set()
+        self._sources: dict[int, Peer] = {}
+        self._posted: dict[int, tuple[dist.Work, bytearray]] = {}
 
     def receive(self, source: int) -> Any:
         """Waits for the next object of global rank ``source``."""
@@ -69,31 +69,34 @@ class Mailbox:
 
     def post(self) -> None:
         """Posts the receive of the next object of every rank that has sent one."""
-        for source in self._sources:
-            if source not in self._posted:
-                self._posted[source] = self._post(source, _FRAME)
+        for rank, source in self._sources.items():
+            if rank not in self._posted:
+                self._posted[rank] = _start(source, _FRAME)
 
     def _receive(self, source: int) -> tuple[bytes, bytes]:
-        self._sources.add(source)
-        work, frame = self._posted.pop(source) if source in self._posted else self._post(source, _FRAME)
+        peer = self._sources.get(source)
+        if peer is None:
+            peer = self._sources[source] = Peer.of(source, self._group)
+        work, data = self._posted.pop(source) if source in self._posted else _start(peer, _FRAME)
         with TalkingTo(source):
             work.wait()
-        data = frame.numpy().tobytes()
         length, tail_length = _LENGTHS.unpack_from(data)
         end = _LENGTHS.size + length
         missing = end + tail_length - _FRAME
         if missing > 0:
-            work, rest = self._post(source, missing)
+            work, rest = _start(peer, missing)
             with TalkingTo(source):
                 work.wait()
-            data += rest.numpy().tobytes()
-        return data[_LENGTHS.size : end], data[end : end + tail_length]
+            data = data + rest  # not in place: a tensor is over it
+        return bytes(data[_LENGTHS.size : end]), bytes(data[end : end + tail_length])
 
-    def _post(self, source: int, size: int) -> tuple[dist.Work, Tensor]:
-        frame = torch.empty(size, dtype=torch.uint8)
-        return start_receive(frame, source, self._group, MAIL), frame
+
+def _start(source: Peer, size: int) -> tuple[dist.Work, bytearray]:
+    """Posts the receive of a frame."""
+    data = bytearray(size)
+    return start_receive(torch.frombuffer(data, dtype=torch.uint8), source, MAIL), data
 
 
 def receive_boundary(source: int, mail: Mailbox, group: dist.ProcessGroup, device: torch.device) -> Boundary:
     """Waits for what global rank ``source`` sent with ``Sender.send_boundary``."""
-    return receive_tensors(mail.receive(source), source, group, device)
+    return start_tensors(mail.receive(source), Peer.of(source, group), device)()

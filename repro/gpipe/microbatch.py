@@ -109,10 +109,33 @@ def scatter(batch: Boundary, rows: Sequence[int]) -> list[Boundary]:
     what another has saved for its backward.
     """
     columns = [
-        [None] * len(rows) if element is None else [part.data for part in element.split(list(rows))]
+        [None] * len(rows) if element is None else [part.data for part in _split(element, rows)]
         for element in elements(batch)
     ]
     return [like(batch, [column[part] for column in columns]) for part in range(len(rows))]
+
+
+def _split(element: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    return element.split(list(rows)) if len(rows) > 1 else (element,)
+
+
+class MicroBatches:
+    """The micro-batches of the inputs or targets of a step, cut when the first of them is asked for.
+
+    Args:
+        whole: gives the mini-batch, and waits for it where it comes from another rank.
+        rows: of each micro-batch.
+    """
+
+    def __init__(self, whole: Callable[[], Boundary], rows: Sequence[int]) -> None:
+        self._whole = whole
+        self._rows = rows
+        self._cut: list[Boundary] | None = None
+
+    def __getitem__(self, micro_batch: int) -> Boundary:
+        if self._cut is None:
+            self._cut = scatter(self._whole(), self._rows)
+        return self._cut[micro_batch]
 
 
 def gather(micro_batches: Sequence[Boundary]) -> Boundary:

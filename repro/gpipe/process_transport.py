@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from repro.schedules import Direction, Message, Schedule, incoming, receive_windows
+from repro.schedules import Message, Schedule, incoming, receive_windows
 
 from .headers import Expectations, Place
 from .mesh import PipelineMesh
@@ -23,6 +23,7 @@ from .transport import LocalTransport
 from .wire import (
     AbsenceMark,
     BoundarySpec,
+    Peer,
     TalkingTo,
     TensorSpec,
     absent,
@@ -50,14 +51,23 @@ class _Posted:
     due: bool = False
     marks: tuple[AbsenceMark | None, ...] = ()
 
+    @property
+    def boundary(self) -> Boundary:
+        """What the stage is given."""
+        return self.values if self.spec.is_tuple else next(value for value in self.values if value is not None)
+
 
 class _Inbox:
     """The messages from one peer in one direction of travel, in the order in which they are sent."""
 
-    def __init__(self, source: int, group: dist.ProcessGroup, messages: tuple[Message, ...]) -> None:
+    def __init__(self, source: Peer, messages: tuple[Message, ...]) -> None:
         self.source = source
-        self.group = group
-        self.unposted = deque(messages)
+        self._messages = messages
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing is posted, as at the start of a step."""
+        self.unposted = deque(self._messages)
         self.count = 0
         self.posted: dict[Message, _Posted] = {}
         self.foreseen: deque[_Posted] = deque()
@@ -65,7 +75,7 @@ class _Inbox:
     def post(self, spec: BoundarySpec, device: torch.device, place: Place | None = None, *, due: bool = False) -> None:
         """Posts the receives of the next message."""
         buffers, tensors = empty_frames(spec.tensors, device)
-        works = [start_receive(buffer, self.source, self.group) for buffer in buffers]
+        works = [start_receive(buffer, self.source) for buffer in buffers]
         self.count += 1
         message = self.unposted.popleft()
         posted = _Posted(works, elements(spec.assemble(tensors)), spec, place, due)
@@ -83,7 +93,7 @@ class _Inbox:
 
     def wait(self, posted: _Posted) -> None:
         """Waits until the message is there."""
-        with TalkingTo(self.source):
+        with TalkingTo(self.source.rank):
             while posted.works:
                 posted.works.pop().wait()
 
@@ -112,7 +122,6 @@ class ProcessTransport(LocalTransport):
         self._runs_on: tuple[int, ...] = ()
         self._inboxes: dict[tuple[int, str], _Inbox] = {}
         self._schedule: Schedule | None = None
-        self._channels: dict[tuple[int, Direction], tuple[Message, ...]] = {}
         self._windows: dict[Message, int] = {}
         self._headers: dict[int, tuple[int, BoundarySpec]] = {}
         self._expectations = Expectations()
@@ -125,17 +134,17 @@ class ProcessTransport(LocalTransport):
         self._expectations.begin(resembles)
         self._recorder = recorder
         self._headers, self._detours, self._wanted = {}, set(), {}
-        self._runs_on = tuple(ranks[0] for ranks in schedule.placement)
         if schedule is not self._schedule:
             self._schedule = schedule
-            self._channels = incoming(schedule, self._mesh.pipeline_rank)
+            self._runs_on = tuple(ranks[0] for ranks in schedule.placement)
             self._windows = receive_windows(schedule, self._mesh.pipeline_rank, _AHEAD)
-        groups = {"activation": self._mesh.activations, "gradient": self._mesh.gradients}
-        self._inboxes = {
-            (source, direction): _Inbox(self._mesh.rank_of(source), groups[direction], messages)
-            for (source, direction), messages in self._channels.items()
-        }
+            groups = {"activation": self._mesh.activations, "gradient": self._mesh.gradients}
+            self._inboxes = {
+                (source, direction): _Inbox(Peer.of(self._mesh.rank_of(source), groups[direction]), messages)
+                for (source, direction), messages in incoming(schedule, self._mesh.pipeline_rank).items()
+            }
         for inbox in self._inboxes.values():
+            inbox.restart()
             self._post_ahead(inbox, inbox.unposted[0])
 
     @override
@@ -167,12 +176,19 @@ class ProcessTransport(LocalTransport):
         self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
 
     @override
+    def coming_activation(self, message: Message) -> Boundary | None:
+        source = self._runs_on[message.source_stage]
+        if source == self._mesh.pipeline_rank:
+            return None
+        posted = self._inboxes[source, message.direction].posted.get(message)
+        return None if posted is None else posted.boundary
+
+    @override
     def receive_activation(self, message: Message) -> Boundary:
         source = self._runs_on[message.source_stage]
         if source == self._mesh.pipeline_rank:
             return super().receive_activation(message)
-        received = self._take(self._inboxes[source, message.direction], message)
-        return received.values if received.spec.is_tuple else next(v for v in received.values if v is not None)
+        return self._take(self._inboxes[source, message.direction], message).boundary
 
     @override
     def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
@@ -235,7 +251,7 @@ class ProcessTransport(LocalTransport):
             if expected is None and not may_wait:
                 return False
             if expected is None:
-                spec = self._mesh.mail.receive(inbox.source)
+                spec = self._mesh.mail.receive(inbox.source.rank)
                 self._expectations.learn(place, spec)
             else:
                 spec = expected
@@ -250,9 +266,10 @@ class ProcessTransport(LocalTransport):
             posted = inbox.foreseen.popleft()
             place = posted.place
             assert place is not None
-            inbox.wait(posted)
+            if posted.works:
+                inbox.wait(posted)
             if place in self._detours or (posted.due and _is_marked(posted)):
-                posted.spec, values = self._mesh.mail.receive(inbox.source)
+                posted.spec, values = self._mesh.mail.receive(inbox.source.rank)
                 posted.values = tuple(None if e is None else e.to(self._device) for e in values)
                 _collecting(posted.values, posted.spec)
                 self._detours.add(place)

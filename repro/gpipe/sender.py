@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .mailbox import MAIL, mail_frames, pickled
 from .microbatch import Boundary, elements
-from .wire import TalkingTo, as_frames, as_sent, plain, spec_of
+from .wire import Peer, TalkingTo, as_frames, as_sent, plain, spec_of
 
 _SWEEP = 0.05
 """Seconds before a look at what has arrived; each takes the interpreter from the main thread."""
@@ -38,7 +38,7 @@ class Sender:
         self._waiting = threading.Lock()
         # Each is counted up by one thread at a time.
         self._bytes_sent = self._bytes_arrived = 0
-        self._group_ranks: dict[tuple[dist.ProcessGroup, int], int] = {}
+        self._peers: dict[tuple[dist.ProcessGroup, int], Peer] = {}
         self._thread: threading.Thread | None = None
 
     def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup, tag: int = 0) -> None:
@@ -48,12 +48,12 @@ class Sender:
         self._start(plain(tensor), destination, group, tag)
 
     def _start(self, whole: Tensor, destination: int, group: dist.ProcessGroup, tag: int) -> None:
-        rank = self._group_ranks.get((group, destination))
-        if rank is None:
-            rank = self._group_ranks[group, destination] = dist.get_group_rank(group, destination)
+        peer = self._peers.get((group, destination))
+        if peer is None:
+            peer = self._peers[group, destination] = Peer.of(destination, group)
         with TalkingTo(destination):
-            work = group.send([as_sent(whole)], rank, tag)
-        if whole.device.type != "cpu":
+            work = group.send([as_sent(whole)], peer.group_rank, tag)
+        if not whole.is_cpu:
             self._kept.append((work, whole))
             return
         self._pending.append((work, whole))

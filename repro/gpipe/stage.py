@@ -18,6 +18,8 @@ from .rng import StepKey, generator
 from .split_backward import WeightGradients, backward_inputs
 
 Loss = Callable[[Boundary, Boundary], tuple[Any, Any]]
+Targets = Callable[[], Boundary]
+"""Gives the targets of a micro-batch; it waits for them where they come from another rank."""
 Metrics = Callable[[Boundary, Boundary], Mapping[str, tuple[Any, Any]]]
 
 
@@ -46,9 +48,9 @@ class MicroBatchReport:
 class _Flight:
     """A micro-batch between its F and its B (or W) on this stage."""
 
-    key: StepKey
+    seeds: tuple[int, ...]
     inputs: Boundary
-    targets: Boundary | None
+    targets: Boundary | None = None
     outputs: tuple[Tensor | None, ...] | None = None
     weights: WeightGradients | None = None
 
@@ -61,16 +63,17 @@ class _Flight:
             report.loss_sum = report.loss_sum.detach()
 
 
-class _Entry(torch.autograd.Function):
-    """Lets a layer modify its input in place where the input is a leaf that collects the stage's input gradient."""
+@dataclass
+class _Ready:
+    """What F of a micro-batch needs and the values of its inputs have no part in.
 
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
+    ``entered`` is what the first layer gets, None where F keeps no graph.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+    micro_batch: int
+    inputs: Boundary
+    entered: Boundary | None
+    seeds: tuple[int, ...]
 
 
 class Stage:
@@ -103,6 +106,8 @@ class Stage:
         self.metrics = metrics
         self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
         self.batch_norm = PooledBatchNorm(module for layer in self.layers.values() for module in layer.modules())
+        self._draws = (*self.layers, max(self.layers, default=-1) + 1) if loss else tuple(self.layers)
+        self._ready: _Ready | None = None
         self._flights: dict[int, _Flight] = {}
         self._told = False
 
@@ -133,37 +138,49 @@ class Stage:
         )
 
     def infer(
-        self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey
+        self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey
     ) -> tuple[Boundary, MicroBatchReport | None]:
         """F without anything kept for B. The report is None where there is no loss or no target."""
+        seeds = self._seeds(key, micro_batch)
         with _on(self.device):
-            draw = self._drawing(key, micro_batch)
-            outputs = self._run_layers(inputs, draw)
-            report = None if self.loss is None or targets is None else self._judge(outputs, targets, draw)
+            outputs = self._run_layers(inputs, seeds)
+            report = None if self.loss is None or targets is None else self._judge(outputs, targets(), seeds)
         return outputs, report
 
+    def prepare(self, micro_batch: int, inputs: Boundary, key: StepKey, *, drop: bool) -> None:
+        """Does what ``forward`` with the same arguments would begin with, while the values of ``inputs`` may be absent.
+
+        So whoever waits for them has less to do once they have come.
+        """
+        enters = not drop and self.needs_gradient(inputs)
+        entered = map_tensors(_enter, inputs) if enters else None
+        self._ready = _Ready(micro_batch, inputs, entered, self._seeds(key, micro_batch))
+
     def forward(
-        self, micro_batch: int, inputs: Boundary, targets: Boundary | None, key: StepKey, *, drop: bool
+        self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey, *, drop: bool
     ) -> tuple[Boundary, MicroBatchReport | None]:
         """F in training.
 
         Args:
             inputs: detached from the previous stage; elements with ``requires_grad`` collect the input gradient.
+            targets: on the last stage.
             drop: drop the activations; ``recompute`` makes them again.
         """
-        flight = self._flights[micro_batch] = _Flight(key, inputs, targets)
-        if not self.needs_gradient(inputs):
-            with torch.no_grad(), self.batch_norm.watching(record=True):
-                return self._run(flight, micro_batch, inputs)
-        if drop:
+        if self._ready is None or self._ready.micro_batch != micro_batch or self._ready.inputs is not inputs:
+            self.prepare(micro_batch, inputs, key, drop=drop)
+        assert self._ready is not None
+        ready, self._ready = self._ready, None
+        flight = self._flights[micro_batch] = _Flight(ready.seeds, inputs)
+        if ready.entered is not None:
+            with self.batch_norm.watching(record=True):
+                outputs, report = self._run(flight, ready.entered, targets)
+            flight.keep(outputs, report)
+            return outputs, report
+        if self.needs_gradient(inputs):
             # The input must survive a first layer that works in place: R starts from it again.
-            copies = map_tensors(lambda e: e.detach().clone(), inputs)
-            with torch.no_grad(), self.batch_norm.watching(record=True):
-                return self._run(flight, micro_batch, copies)
-        with self.batch_norm.watching(record=True):
-            outputs, report = self._run(flight, micro_batch, _enter(inputs))
-        flight.keep(outputs, report)
-        return outputs, report
+            inputs = map_tensors(lambda e: e.detach().clone(), inputs)
+        with torch.no_grad(), self.batch_norm.watching(record=True):
+            return self._run(flight, inputs, targets)
 
     def recompute(self, micro_batch: int) -> None:
         """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""
@@ -173,7 +190,7 @@ class Stage:
         token = _RECOMPUTING.set(True)
         try:
             with self.batch_norm.watching(record=False):
-                flight.keep(*self._run(flight, micro_batch, _enter(flight.inputs), metrics=False))
+                flight.keep(*self._run(flight, map_tensors(_enter, flight.inputs), metrics=False))
         finally:
             _RECOMPUTING.reset(token)
 
@@ -219,6 +236,7 @@ class Stage:
 
     def forget(self) -> None:
         """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
+        self._ready = None
         self._flights.clear()
         self.batch_norm.forget()
 
@@ -232,27 +250,31 @@ class Stage:
             )
 
     def _run(
-        self, flight: _Flight, micro_batch: int, inputs: Boundary, *, metrics: bool = True
+        self, flight: _Flight, inputs: Boundary, targets: Targets | None = None, *, metrics: bool = True
     ) -> tuple[Boundary, MicroBatchReport | None]:
         with _on(self.device):
-            draw = self._drawing(flight.key, micro_batch)
-            outputs = self._run_layers(inputs, draw)
+            outputs = self._run_layers(inputs, flight.seeds)
             if self.loss is None:
                 return outputs, None
-            assert flight.targets is not None
-            return outputs, self._judge(outputs, flight.targets, draw, metrics=metrics)
+            if flight.targets is None:
+                assert targets is not None
+                flight.targets = targets()
+            return outputs, self._judge(outputs, flight.targets, flight.seeds, metrics=metrics)
 
-    def _run_layers(self, value: Boundary, draw: Callable[[int], None]) -> Boundary:
-        for index, layer in self.layers.items():
-            draw(index)
-            value = check_boundary(layer(value), f"the output of layer {index} ({type(layer).__name__})")
+    def _run_layers(self, value: Boundary, seeds: tuple[int, ...]) -> Boundary:
+        drawn_from = generator(self.device)
+        for seed, (index, layer) in zip(seeds, self.layers.items(), strict=False):
+            drawn_from.manual_seed(seed)
+            value = layer(value)
+            if not isinstance(value, Tensor):
+                value = check_boundary(value, f"the output of layer {index} ({type(layer).__name__})")
         return value
 
     def _judge(
-        self, outputs: Boundary, targets: Boundary, draw: Callable[[int], None], *, metrics: bool = True
+        self, outputs: Boundary, targets: Boundary, seeds: tuple[int, ...], *, metrics: bool = True
     ) -> MicroBatchReport:
         assert self.loss is not None
-        draw(max(self.layers, default=-1) + 1)
+        generator(self.device).manual_seed(seeds[-1])
         loss_sum, count = self.loss(outputs, targets)
         report = MicroBatchReport(loss_sum, count)
         if metrics and self.metrics is not None:
@@ -261,13 +283,9 @@ class Stage:
                 report.metrics = dict(self.metrics(detached, targets))
         return report
 
-    def _drawing(self, key: StepKey, micro_batch: int) -> Callable[[int], None]:
-        drawn_from = generator(self.device)
-
-        def draw(layer: int) -> None:
-            drawn_from.manual_seed(key.layer(micro_batch, layer))
-
-        return draw
+    def _seeds(self, key: StepKey, micro_batch: int) -> tuple[int, ...]:
+        """One of each layer, and on the last stage one of the loss."""
+        return tuple(key.layer(micro_batch, layer) for layer in self._draws)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -293,5 +311,9 @@ def _collected(inputs: Boundary) -> tuple[InputGradient | None, ...]:
     return tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(inputs))
 
 
-def _enter(inputs: Boundary) -> Boundary:
-    return map_tensors(lambda e: _Entry.apply(e) if e.requires_grad else e, inputs)
+def _enter(value: Tensor) -> Tensor:
+    """A tensor that a layer may modify in place, which it may not where ``value``, a leaf, collects a gradient.
+
+    Neither a view nor a copy; the node in the graph is C++, since B of every micro-batch goes through it.
+    """
+    return torch.ops.aten._unsafe_view.default(value, value.shape) if value.requires_grad else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from repro.schedules import Action, Kind, Message, Remat
 
-from .microbatch import Boundary, elements
+from .microbatch import Boundary, MicroBatches, elements
 from .results import Totals
 from .rng import StepKey
 from .stage import MicroBatchReport, Stage
@@ -69,8 +70,8 @@ class Step:
         self._autocast = any(torch.is_autocast_enabled(kind) for kind in kinds)
         self._wanted: dict[tuple[int, int], bool] = {}
         self._reports: dict[int, MicroBatchReport] = {}
-        self.inputs: list[Boundary] | None = None
-        self.targets: list[Boundary] | None = None
+        self.inputs: MicroBatches | None = None
+        self.targets: MicroBatches | None = None
         self.outputs: dict[int, Boundary] = {}
 
     def execute(self, rank: int, action: Action) -> None:
@@ -103,12 +104,18 @@ class Step:
             assert self.inputs is not None
             inputs = self.inputs[micro_batch]
         else:
-            inputs = self._transport.receive_activation(Message("activation", index - 1, index, micro_batch))
-        targets = self.targets[micro_batch] if index == self._last and self.targets is not None else None
+            message = Message("activation", index - 1, index, micro_batch)
+            coming = self._transport.coming_activation(message) if self._mode is Mode.TRAIN else None
+            if coming is not None:
+                stage.prepare(micro_batch, coming, self._key, drop=self._drops(micro_batch))
+            inputs = self._transport.receive_activation(message)
+        targets = None
+        if index == self._last and self.targets is not None:
+            targets = partial(self.targets.__getitem__, micro_batch)
         with self._running(rank, action):
             self._forget_casts()
             if self._mode is Mode.TRAIN:
-                drop = self._remat.recomputes(micro_batch, len(self._rows))
+                drop = self._drops(micro_batch)
                 outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
@@ -140,6 +147,9 @@ class Step:
             input_gradients = run(micro_batch, gradients)
         if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
+
+    def _drops(self, micro_batch: int) -> bool:
+        return self._remat.recomputes(micro_batch, len(self._rows))
 
     def _forget_casts(self) -> None:
         # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.

@@ -52,6 +52,10 @@ class LocalTransport:
             ],
         )
 
+    def coming_activation(self, message: Message) -> Boundary | None:
+        """What ``receive_activation`` is going to return, before its values are there; None where that is not known."""
+        return None
+
     def receive_activation(self, message: Message) -> Boundary:
         """The input of ``message.target_stage``, detached."""
         return self._activations.pop((message.target_stage, message.micro_batch))

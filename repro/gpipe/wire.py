@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ _ALIGNMENT = 64
 """Of each tensor in a piece, in bytes; enough for any dtype."""
 
 _ONES = 0xFF
-_ONE_BYTE = bytes([_ONES])
+
+_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+"""By size in bytes, the integers that show the first bytes of a tensor without a call to PyTorch."""
 
 
 class ConnectionLost(RuntimeError):
@@ -51,6 +54,19 @@ class TalkingTo:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
             raise ConnectionLost(self._peer) from error
+
+
+class Peer(NamedTuple):
+    """Another rank of a group: its global rank, and its rank there, which the group's own calls take."""
+
+    rank: int
+    group: dist.ProcessGroup
+    group_rank: int
+
+    @classmethod
+    def of(cls, rank: int, group: dist.ProcessGroup) -> Peer:
+        """Global rank ``rank``; to be kept, since looking it up costs more than a receive."""
+        return cls(rank, group, dist.get_group_rank(group, rank))
 
 
 class TensorSpec(NamedTuple):
@@ -121,6 +137,7 @@ def is_absent(value: Tensor) -> bool:
     """Whether ``value``, of a dtype that can tell (``TensorSpec.tells_absence``), came from ``absent``."""
     if not value.numel():
         return False
+    value = value.detach()
     first = value.view(-1)[0].item()
     # Only a NaN is worth a second look, at all bytes.
     return first != first and bool((as_bytes(value) == _ONES).all())
@@ -132,16 +149,17 @@ class AbsenceMark:
     After that the stage waits for the answer, and each call that PyTorch dispatches then delays it.
     """
 
-    __slots__ = ("_first", "_value")
+    __slots__ = ("_first", "_ones", "_value")
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value.detach()
-        on_host = value.device.type == "cpu" and value.numel() > 0
-        self._first = as_bytes(value)[: value.itemsize].numpy() if on_host else None
+        self._value = value
+        word = _WORDS[min(value.itemsize, 8)]
+        self._first = word.from_address(value.data_ptr()) if value.is_cpu and value.numel() else None
+        self._ones = 2 ** (8 * ctypes.sizeof(word)) - 1
 
     def is_set(self) -> bool:
         """Whether what has come is ``absent``."""
-        if self._first is not None and self._first.tobytes().strip(_ONE_BYTE):
+        if self._first is not None and self._first.value != self._ones:
             return False
         return is_absent(self._value)
 
@@ -180,18 +198,18 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous()
 
 
-def start_receive(into: Tensor, source: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
-    """Posts the receive of what global rank ``source`` sends with ``Sender.send``; ``into`` is contiguous.
+def start_receive(into: Tensor, source: Peer, tag: int = 0) -> dist.Work:
+    """Posts the receive of what ``source`` sends with ``Sender.send``; ``into`` is contiguous.
 
     The group's own call, as ``dist.irecv`` makes it: what that adds (logging, look-ups) costs more than the call.
     """
-    with TalkingTo(source):
-        return group.recv([as_sent(into)], dist.get_group_rank(group, source), tag)
+    with TalkingTo(source.rank):
+        return source.group.recv([as_sent(into)], source.group_rank, tag)
 
 
 def as_sent(tensor: Tensor) -> Tensor:
     """The tensor as the backend is given it: gloo sends bytes whatever their dtype, NCCL does not know every dtype."""
-    return tensor if tensor.device.type == "cpu" else as_bytes(tensor)
+    return tensor if tensor.is_cpu else as_bytes(tensor)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -199,10 +217,15 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def receive_tensors(spec: BoundarySpec, source: int, group: dist.ProcessGroup, device: torch.device) -> Boundary:
-    """Waits for what global rank ``source`` sent with ``Sender.send_tensors``."""
+def start_tensors(spec: BoundarySpec, source: Peer, device: torch.device) -> Callable[[], Boundary]:
+    """Posts the receives of what ``source`` sends with ``Sender.send_tensors``; the function returned waits for it."""
     buffers, tensors = empty_frames(spec.tensors, device)
-    for buffer in buffers:
-        with TalkingTo(source):
-            start_receive(buffer, source, group).wait()
-    return spec.assemble(tensors)
+    works = [start_receive(buffer, source) for buffer in buffers]
+
+    def wait() -> Boundary:
+        with TalkingTo(source.rank):
+            while works:
+                works.pop().wait()
+        return spec.assemble(tensors)
+
+    return wait

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repro.gpipe import process_transport
 from repro.gpipe.mesh import PipelineMesh
-from repro.gpipe.wire import start_receive
+from repro.gpipe.wire import Peer, start_receive
 from repro.schedules import Kind
 from tests.helpers.models import MODELS
 from tests.helpers.pipelines import Cell, make_engine, own_layers
@@ -113,9 +113,9 @@ def receives_ahead(rank: int, world_size: int, schedule: str, parts: int, traini
     posted, begun, most = Counter[str](), Counter[str](), Counter[str]()
     receive = start_receive
 
-    def counted(buffer: Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
-        posted["activation" if group is mesh.activations else "gradient"] += 1
-        return receive(buffer, source, group)
+    def counted(buffer: Tensor, source: Peer) -> dist.Work:
+        posted["activation" if source.group is mesh.activations else "gradient"] += 1
+        return receive(buffer, source)
 
     def look(direction: str) -> None:
         begun[direction] += 1

@@ -43,7 +43,8 @@ def step(spec: Model, stages: list[Stage], inputs: Any, targets: Any, num_micro_
     for part, (piece, answer) in enumerate(zip(scatter(inputs, rows), scatter(targets, rows), strict=True)):
         for stage in stages:
             drop = remat.recomputes(part, len(rows))
-            piece, report = stage.forward(part, piece, answer if stage.loss else None, KEY, drop=drop)
+            given = (lambda answer=answer: answer) if stage.loss else None
+            piece, report = stage.forward(part, piece, given, KEY, drop=drop)
             piece = detached(piece)
         assert report is not None
         counts.append(float(report.count))
@@ -80,7 +81,7 @@ def test_activations_live_as_long_as_remat_says(remat: Remat) -> None:
     (stage,) = chain(spec, spec.layers(), 1)
     inputs, targets = spec.batch(8, 0)
     for part, (piece, answer) in enumerate(zip(inputs.split(2), targets.split(2), strict=True)):
-        stage.forward(part, piece, answer, KEY, drop=remat.recomputes(part, 4))
+        stage.forward(part, piece, lambda answer=answer: answer, KEY, drop=remat.recomputes(part, 4))
     assert stage.in_flight == 4
     assert stage.live_activations == {"always": 0, "except_last": 1, "never": 4}[remat]
     for part in reversed(range(4)):
@@ -103,7 +104,7 @@ def test_nothing_is_alive_after_backward_without_the_garbage_collector() -> None
     gc.collect()
     gc.disable()
     try:
-        stage.forward(0, inputs, targets, KEY, drop=True)
+        stage.forward(0, inputs, lambda: targets, KEY, drop=True)
         stage.recompute(0)
         stage.backward(0, (torch.tensor(1.0, dtype=torch.float64),))
         assert len(made) == 14
@@ -118,7 +119,7 @@ def test_hooks_can_ask_whether_this_is_a_recompute() -> None:
     inputs, targets = spec.batch(2, 0)
     seen: list[bool] = []
     stage.layers[0].register_forward_hook(lambda module, args, output: seen.append(is_recomputing()))
-    stage.forward(0, inputs, targets, KEY, drop=True)
+    stage.forward(0, inputs, lambda: targets, KEY, drop=True)
     stage.recompute(0)
     assert seen == [False, True]
 
