@@ -5,7 +5,7 @@ What differs between them is what an engine adds to the waits and to the message
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from repro.gpipe.mesh import PipelineMesh
 from .emulation import boundary_rows, equal_stage, sharpen_timers
 from .ranks import Tell
 from .turns import Step, time_in_turns
-from .workload import BARE_LOOP, ENGINE, TORCH, TORCH_1F1B, EqualStages
+from .workload import BARE_LOOP, ENGINE, ENGINE_1F1B, TORCH, TORCH_1F1B, EqualStages
 
 
 def time_equal_stages(rank: int, tell: Tell, plan: EqualStages) -> dict[str, list[float]]:
@@ -28,27 +28,24 @@ def time_equal_stages(rank: int, tell: Tell, plan: EqualStages) -> dict[str, lis
     sharpen_timers()
     dist.init_process_group("gloo")
     mesh = PipelineMesh(plan.num_stages)
-    engine, close = _engine(plan, rank, mesh)
-    try:
+    with ExitStack() as stack:
+        stack.callback(mesh.close)
         steps = {
-            ENGINE: engine,
+            ENGINE: _engine(plan, rank, mesh, "gpipe", stack),
             BARE_LOOP: _bare_loop(plan, rank),
             TORCH: _torch_pipelining(plan, rank, ScheduleGPipe),
         }
-        if plan.num_micro_batches >= plan.num_stages:  # it refuses fewer
+        if plan.num_micro_batches >= plan.num_stages:  # PyTorch's refuses fewer
+            steps[ENGINE_1F1B] = _engine(plan, rank, mesh, "1f1b", stack)
             steps[TORCH_1F1B] = _torch_pipelining(plan, rank, Schedule1F1B)
         return time_in_turns(steps, tell, rounds=plan.rounds, repeats=1, warm_up=plan.warm_up)
-    finally:
-        close()
-        mesh.close()
 
 
 def _batch(plan: EqualStages) -> tuple[Tensor, Tensor]:
     return boundary_rows(plan.num_micro_batches, plan.boundary_bytes), torch.zeros(plan.num_micro_batches, 1)
 
 
-def _engine(plan: EqualStages, rank: int, mesh: PipelineMesh) -> tuple[Step, Callable[[], None]]:
-
+def _engine(plan: EqualStages, rank: int, mesh: PipelineMesh, schedule: str, stack: ExitStack) -> Step:
     def loss(outputs: Any, targets: Any) -> tuple[Tensor, int]:
         return _loss(outputs), len(targets)
 
@@ -57,15 +54,17 @@ def _engine(plan: EqualStages, rank: int, mesh: PipelineMesh) -> tuple[Step, Cal
         [1] * plan.num_stages,
         num_micro_batches=plan.num_micro_batches,
         loss=loss,
+        schedule=schedule,
         remat="never",
         mesh=mesh,
     )
+    stack.callback(runner.close)
     inputs, targets = _batch(plan) if rank == 0 else (None, None)
 
     def step() -> None:
         runner.train_step(inputs, targets, batch_counter=0).accumulate()
 
-    return step, runner.close
+    return step
 
 
 def _torch_pipelining(plan: EqualStages, rank: int, kind: type[PipelineScheduleSingle]) -> Step:

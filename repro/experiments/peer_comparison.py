@@ -38,6 +38,9 @@ REAL_LIMITS: Mapping[str, float] = {TORCH: 1.0, TORCHGPIPE: 0.8}
 IDEAL_LIMIT, LOOP_LIMIT = 1.06, 0.02
 SMALL_BOUNDARY = 4096
 
+SAME_SCHEDULE: Mapping[str, str] = {TORCH: ENGINE, TORCH_1F1B: ENGINE_1F1B}
+"""The way of this engine that runs the schedule of another way."""
+
 _KIB = 1024
 _MAX_STAGES = 16
 _MANY = 16
@@ -111,7 +114,7 @@ def parts(request: Request) -> list[SweepPart]:
                 time_equal_stages,
                 (plan,),
                 plan.num_stages,
-                2 + 0.4 * plan.num_stages + 4.4 * plan.ideal * (plan.rounds + plan.warm_up),
+                2 + 0.4 * plan.num_stages + 1.1 * _count(plan) * plan.ideal * (plan.rounds + plan.warm_up),
             )
         )
     return made
@@ -187,6 +190,11 @@ def _plans(scale: _Scale) -> list[EqualStages]:
     ]
 
 
+def _count(plan: EqualStages) -> int:
+    """Ways that are timed."""
+    return 5 if plan.num_micro_batches >= plan.num_stages else 3
+
+
 def _real(micro_batches: int) -> str:
     return f"real-M{micro_batches}"
 
@@ -230,7 +238,10 @@ def _emulated_row(plan: EqualStages) -> Row:
 
 
 def _rows_of(known: Row, seconds: Mapping[str, Sequence[float]], ideal: float | None = None) -> list[Row]:
-    """Of one part: the step time of every way; what of it is relative to the ideal; the engine's to the others'."""
+    """Of one part: the step time of every way; what of it is relative to the ideal; the engine's to the others'.
+
+    ``step_time_ratio`` of the engine is that of its GPipe schedule, to PyTorch's 1F1B also that of its own 1F1B.
+    """
     made = []
     for way, values in seconds.items():
         alone = way in (ONE_PROCESS, TORCHGPIPE)
@@ -240,10 +251,12 @@ def _rows_of(known: Row, seconds: Mapping[str, Sequence[float]], ideal: float | 
         made.append(_with(row, values))
         if ideal is not None:
             made.append(_with(row, [value / ideal for value in values], reference=IDEAL))
-    engine = replace(known, params={**known.params, "way": ENGINE, "processes": known.num_stages})
-    for way, values in seconds.items():
-        if way != ENGINE:
-            made.append(_with(engine, paired_ratios(seconds[ENGINE], values), reference=way))
+    pairs = [(ENGINE, way) for way in seconds if way != ENGINE]
+    pairs += [(own, way) for way, own in SAME_SCHEDULE.items() if own != ENGINE and {own, way} <= seconds.keys()]
+    for own, way in pairs:
+        row = replace(known, schedule="1f1b") if own == ENGINE_1F1B else known
+        row = replace(row, params={**known.params, "way": own, "processes": known.num_stages})
+        made.append(_with(row, paired_ratios(seconds[own], seconds[way]), reference=way))
     return made
 
 
@@ -279,10 +292,10 @@ def _emulated_checks(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) 
         limit = 1 + max(LOOP_LIMIT, spread)
         text = f"{name}: the step takes {value:.3f} ± {spread:.3f} of that of a bare loop, at most {limit:.3f}"
         checks.append(Check(text, value <= limit))
-    for way in (TORCH, TORCH_1F1B):
+    for way, own in SAME_SCHEDULE.items():
         if way in seconds:
-            value, spread = median_and_spread(paired_ratios(seconds[ENGINE], seconds[way]))
-            text = f"{name}: the step takes {value:.3f} ± {spread:.3f} of that of {way}, below 1"
+            value, spread = median_and_spread(paired_ratios(seconds[own], seconds[way]))
+            text = f"{name}: the step of {own} takes {value:.3f} ± {spread:.3f} of that of {way}, below 1"
             checks.append(Check(text, value < 1))
     return checks
 
@@ -300,7 +313,7 @@ def _lasts(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) -> Check:
 TARGET = Target(
     name="peers",
     summary="This engine beside torch.distributed.pipelining, torchgpipe and a bare isend/irecv loop: step times.",
-    minutes={"smoke": 0.4, "laptop": 9, "gpu": 9},
+    minutes={"smoke": 0.4, "laptop": 10, "gpu": 10},
     parts=parts,
     rows=rows,
     add_options=add_options,

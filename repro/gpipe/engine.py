@@ -130,6 +130,7 @@ class Engine:
             )
             for stage in here
         }
+        self._parameters = [p for stage in self.stages.values() for p in stage.parameters()]
         self._last = total_stages - 1
         self._device = by_stage[here[0]]
         self._devices = tuple(dict.fromkeys(by_stage[stage] for stage in here))
@@ -169,15 +170,14 @@ class Engine:
             StageError: a layer, the loss or the metrics raised; the original exception is the cause.
             PipelineError: another rank failed.
         """
-        parameters = [p for stage in self.stages.values() for p in stage.parameters()]
-        before = [p.grad for p in parameters]
-        for parameter in parameters:
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
             parameter.grad = None
         try:
             totals, rows, _ = self._step(Mode.TRAIN, inputs, targets, batch_counter, loss_scale)
-            stash = {p: p.grad for p in parameters if p.grad is not None}
+            stash = {p: p.grad for p in self._parameters if p.grad is not None}
         finally:
-            for parameter, gradient in zip(parameters, before, strict=True):
+            for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
         correction = rows / totals.count / loss_scale if totals.count else float("nan")
         return StepResult(totals, stash, correction, rows)

@@ -12,6 +12,7 @@ from repro.experiments.peer_comparison import (
     IDEAL_LIMIT,
     REAL,
     REAL_LIMITS,
+    SAME_SCHEDULE,
     SMALL_BOUNDARY,
     TORCHGPIPE_MISSING,
 )
@@ -74,6 +75,7 @@ def _real(rows: Sequence[Row], others: Sequence[Row]) -> Section:
             lines.append(line(f"M={micro_batches}: step time, {way}", rows, others, select))
         for way in _ORDER[1:]:
             lines.append(_ratio_line(rows, others, REAL, way, num_micro_batches=micro_batches))
+        lines.append(_ratio_line(rows, others, REAL, TORCH_1F1B, own=ENGINE_1F1B, num_micro_batches=micro_batches))
     known = next(iter(_of(rows, REAL) or _of(others, REAL)), None)
     text = ""
     if known is not None:
@@ -102,8 +104,9 @@ def _emulated(rows: Sequence[Row], others: Sequence[Row], size: int) -> Section:
     )
     for stages, micro_batches in cells:
         cell = {"num_stages": stages, "num_micro_batches": micro_batches, "boundary_bytes": size}
-        for way in (IDEAL, BARE_LOOP, TORCH, TORCH_1F1B):
+        for way in (IDEAL, BARE_LOOP, TORCH):
             lines.append(_ratio_line(rows, others, EMULATED, way, **cell))
+        lines.append(_ratio_line(rows, others, EMULATED, TORCH_1F1B, own=ENGINE_1F1B, **cell))
         for way in (BARE_LOOP, TORCH):
             select = partial(_is, part=EMULATED, metric="step_time_ratio", way=way, reference=IDEAL, cell=cell)
             what = f"K={stages}, M={micro_batches}: step time of {way} relative to {IDEAL}"
@@ -124,17 +127,19 @@ def _emulated(rows: Sequence[Row], others: Sequence[Row], size: int) -> Section:
     return Section(f"Equal emulated stages, boundaries of {_size(size)}", text, _there(lines), figures)
 
 
-def _ratio_line(rows: Sequence[Row], others: Sequence[Row], part: str, reference: str, **cell: int) -> Line | None:
+def _ratio_line(
+    rows: Sequence[Row], others: Sequence[Row], part: str, reference: str, own: str = ENGINE, **cell: int
+) -> Line | None:
     limit = REAL_LIMITS.get(reference) if part == REAL else None
     if reference == IDEAL and cell["boundary_bytes"] == SMALL_BOUNDARY:
         limit = IDEAL_LIMIT
-    if part == EMULATED and reference in (TORCH, TORCH_1F1B):
+    if part == EMULATED and SAME_SCHEDULE.get(reference) == own:
         limit = 1.0
     names = (("K", "num_stages"), ("M", "num_micro_batches"))
     where = ", ".join(f"{letter}={cell[name]}" for letter, name in names if name in cell)
     most = "" if limit is None else f" (should be at most {limit:.2f})"
-    select = partial(_is, part=part, metric="step_time_ratio", way=ENGINE, reference=reference, cell=cell)
-    return line(f"{where}: step time of this engine relative to {reference}{most}", rows, others, select)
+    select = partial(_is, part=part, metric="step_time_ratio", way=own, reference=reference, cell=cell)
+    return line(f"{where}: step time of {own} relative to {reference}{most}", rows, others, select)
 
 
 def _is(row: Row, part: str, metric: str, way: str, cell: Mapping[str, int], reference: str | None = None) -> bool:

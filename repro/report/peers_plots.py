@@ -33,7 +33,7 @@ _MARKERS = {
 
 def draw_real(rows: Sequence[Row], path: Path) -> Path:
     """Paired ratios of the engine's step time to each other way's, over M."""
-    ratios = [row for row in rows if row.metric == "step_time_ratio"]
+    ratios = [row for row in rows if row.metric == "step_time_ratio" and row.params["way"] == ENGINE]
     micro_batches = sorted({row.num_micro_batches or 0 for row in ratios})
     ways = [way for way in _COLOURS if any(row.params["reference"] == way for row in ratios)]
     with figure(path, 7.2, 3.4, 1) as (drawn, (axis,)):

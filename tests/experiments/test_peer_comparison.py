@@ -65,7 +65,7 @@ def test_what_cannot_be_compared(options: dict[str, Any], part: str) -> None:
 
 def results(engine: float, loop: float = 0.155, torch: float = 0.17) -> dict[str, Any]:
     return {
-        "real-M4": {ENGINE: [0.2] * 3, ENGINE_1F1B: [0.2] * 3, BARE_LOOP: [0.19] * 3, TORCH: [0.21] * 3}
+        "real-M4": {ENGINE: [0.2] * 3, ENGINE_1F1B: [0.18] * 3, BARE_LOOP: [0.19] * 3, TORCH: [0.21] * 3}
         | {TORCH_1F1B: [0.19] * 3, ONE_PROCESS: [0.3] * 3, TORCHGPIPE: [0.3] * 3},
         "emulated-K2-M4-4096": {ENGINE: [*[engine] * 6, 9.0], BARE_LOOP: [loop] * 7, TORCH: [torch] * 7},
     }
@@ -82,6 +82,8 @@ def test_rows_are_medians_and_paired_ratios() -> None:
     assert values[4, Provenance.EMULATED, "step_time_ratio", ENGINE, IDEAL] == pytest.approx(0.156 / 0.15)
     assert values[4, Provenance.EMULATED, "step_time_ratio", BARE_LOOP, IDEAL] == pytest.approx(0.155 / 0.15)
     assert values[4, Provenance.EMULATED, "step_time_ratio", ENGINE, TORCH] == pytest.approx(0.156 / 0.17)
+    assert values[4, Provenance.MEASURED, "step_time_ratio", ENGINE, TORCH_1F1B] == pytest.approx(0.2 / 0.19)
+    assert values[4, Provenance.MEASURED, "step_time_ratio", ENGINE_1F1B, TORCH_1F1B] == pytest.approx(0.18 / 0.19)
     schedules = {row.params["way"]: row.schedule for row in made}
     assert schedules[ENGINE_1F1B] == schedules[TORCH_1F1B] == "1f1b"
     assert (schedules[ONE_PROCESS], schedules[ENGINE]) == (None, "gpipe")
@@ -104,6 +106,14 @@ def test_limits_on_emulated_stages(change: dict[str, float], wrong: list[str]) -
     failed = [check.text for check in checks if not check.passed]
     assert len(failed) == len(wrong)
     assert all(part in text for part, text in zip(wrong, failed, strict=True))
+
+
+def test_each_schedule_is_judged_beside_the_same_one_of_pytorch() -> None:
+    made = results(0.156)
+    made["emulated-K2-M4-4096"] |= {ENGINE_1F1B: [0.16] * 7, TORCH_1F1B: [0.155] * 7}
+    _, checks = rows(request("laptop"), made)
+    (failed,) = (check.text for check in checks if not check.passed)
+    assert "the step of this engine, 1F1B takes 1.032 ± 0.000 of that of torch.distributed.pipelining, 1F1B" in failed
 
 
 def test_limits_on_real_layers() -> None:
@@ -130,7 +140,7 @@ def test_every_way_waits_as_long_as_its_stages(tmp_path: Path) -> None:
     plan = EqualStages(3, 4, 4096, 0.002, 0.004, rounds=2)
     job = Job("equal stages", time_equal_stages, (plan,), tmp_path / "log", plan.num_stages)
     [[seconds, *_]] = run_jobs([job])
-    assert list(seconds) == [ENGINE, BARE_LOOP, TORCH, TORCH_1F1B]
+    assert list(seconds) == [ENGINE, BARE_LOOP, TORCH, ENGINE_1F1B, TORCH_1F1B]
     for way, values in seconds.items():
         assert len(values) == plan.rounds
         assert min(values) >= plan.ideal == pytest.approx(0.036), way
