@@ -67,7 +67,7 @@ remat: ## 4 | what re-materialization costs and saves
 breakdown: ## 2 | where the time of a step goes
 bubble: ## 4 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
-peers: ## 9 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
+peers: ## 10 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
 table4: ## 13 | image sets: transfer, any K gives the same accuracy, larger models
 figure3: ## 28 | translation: multilingual models of growing capacity against bilingual ones
 table5: ## 7 | translation: larger batches

@@ -287,8 +287,8 @@ class Engine:
         """The rank that reads data sends what a stage of another rank uses."""
         mesh = self.mesh
         if mesh is not None and mesh.reads_data and batch is not None and stage not in self.stages:
-            peer = mesh.rank_of(self._last_rank if stage else self._first_rank)
-            self._sender.send_tensors(elements(batch), peer, self._batches(mesh, stage))
+            target = self._last_rank if stage else self._first_rank
+            self._sender.send_tensors(elements(batch), mesh.rank_of(target), self._batches(mesh, stage, target))
 
     def _pass_on(self, coming: _Coming, counter: bytes) -> None:
         # From rank to rank, so that the first stage can begin after one message and not after K - 1.
@@ -304,17 +304,18 @@ class Engine:
             return None
         mesh, device = self.mesh, self.stages[stage].device
         if mesh is not None and not mesh.reads_data and spec is not None:
-            source = Peer.of(mesh.rank_of(0), self._batches(mesh, stage))
+            source = Peer.of(mesh.rank_of(0), self._batches(mesh, stage, mesh.pipeline_rank))
             return MicroBatches(start_tensors(spec, source, self._device), parts)
         if batch is None:
             return None
         return MicroBatches(lambda: map_tensors(lambda e: e.to(device), batch), parts)
 
     @staticmethod
-    def _batches(mesh: PipelineMesh, stage: int) -> dist.ProcessGroup:
-        # NCCL matches by order: both sides come to the inputs before all activations, and to the targets before all
-        # gradients, but the sender not before the first activation.
-        return mesh.gradients if stage else mesh.activations
+    def _batches(mesh: PipelineMesh, stage: int, target: int) -> dist.ProcessGroup:
+        """How inputs or targets go to the rank of ``stage``."""
+        # Both sides come to the inputs before all activations, and to the targets before all gradients, but the sender
+        # not before the first activation: NCCL matches by order.
+        return mesh.channel("gradient" if stage else "activation", 0, target)
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""
@@ -323,12 +324,13 @@ class Engine:
         whole = gather([outputs[part] for part in sorted(outputs)]) if here else None
         if mesh is None or self._last_rank == 0:
             return whole
+        outward = mesh.channel("activation", self._last_rank, 0)
         if whole is not None:
-            self._sender.send_boundary(whole, mesh.rank_of(0), mesh.control, mesh.activations)
+            self._sender.send_boundary(whole, mesh.rank_of(0), mesh.control, outward)
             self._transport.finish()
             return None
         if mesh.reads_data:
-            return receive_boundary(mesh.rank_of(self._last_rank), mesh.mail, mesh.activations, self._device)
+            return receive_boundary(mesh.rank_of(self._last_rank), mesh.mail, outward, self._device)
         return None
 
     def _share(self, totals: Totals) -> Totals:

@@ -67,7 +67,7 @@ def clip_grad_norm(
         stacked = torch.stack(each)
         total = stacked.max() if infinite else stacked.pow(norm_type).sum()
     if mesh is not None:
-        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.activations)
+        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.pipeline)
     norm = total if infinite else total.pow(1.0 / norm_type)
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
     return norm

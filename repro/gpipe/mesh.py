@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from repro.errors import UserError
+from repro.schedules import Direction
 
 from .failure import PipelineError, Watchdog
 from .mailbox import Mailbox
@@ -21,11 +22,16 @@ _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""
 
 
+def one_way(device: torch.device) -> bool:
+    """Whether a group of ranks with such devices may carry messages between two of them one way only."""
+    return device.type == "cuda"
+
+
 class PipelineMesh:
     """Owns the process groups of D replicas of a pipeline of K ranks.
 
-    Global rank = replica x K + pipeline rank. Pipeline rank 0 of each replica reads the data. One group per direction
-    of travel, since NCCL matches messages by program order alone; small control messages go over gloo.
+    Global rank = replica x K + pipeline rank. Pipeline rank 0 of each replica reads the data. Activations and gradients
+    travel in groups of their own, see ``channel``; small control messages go over gloo.
 
     Args:
         num_stages: K.
@@ -53,9 +59,15 @@ class PipelineMesh:
         )
         replicas = [[r * num_stages + p for p in range(num_stages)] for r in range(data_parallel_size)]
         columns = [[r * num_stages + p for r in range(data_parallel_size)] for p in range(num_stages)]
-        self.activations: dist.ProcessGroup = self.device_mesh.get_group("pipeline")
+        self.pipeline: dist.ProcessGroup = self.device_mesh.get_group("pipeline")
         self.data: dist.ProcessGroup = self.device_mesh.get_group("data")
-        self.gradients = self._new_group(replicas)
+        gradients = self._new_group(replicas)
+        self._channels: dict[tuple[Direction, bool], dist.ProcessGroup] = {
+            ("activation", True): self.pipeline,
+            ("activation", False): self._new_group(replicas) if one_way(self.device) else self.pipeline,
+            ("gradient", True): self._new_group(replicas) if one_way(self.device) else gradients,
+            ("gradient", False): gradients,
+        }
         self.control = self._new_group(replicas, backend="gloo")
         self.mail = Mailbox(self.control)
         self.data_control = self._new_group(columns, backend="gloo") if self.device.type == "cuda" else self.data
@@ -74,6 +86,15 @@ class PipelineMesh:
     def rank_of(self, pipeline_rank: int) -> int:
         """Global rank of a pipeline rank of this replica."""
         return self.replica * self.num_stages + pipeline_rank
+
+    def channel(self, direction: Direction, source: int, target: int) -> dist.ProcessGroup:
+        """The group in which activations or gradients go from pipeline rank ``source`` to ``target``.
+
+        On NCCL, which matches what two ranks of a group do by order alone, each group carries messages between two
+        ranks one way: a receive that is posted ahead would hold back what goes the other way, and with virtual stages
+        both ways are used.
+        """
+        return self._channels[direction, source < target]
 
     def sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` summed over the replicas of this pipeline rank, in place."""
@@ -143,7 +164,7 @@ class PipelineMesh:
         return TalkingTo((self.global_rank + self.num_stages) % dist.get_world_size())
 
     def _all_groups(self) -> list[dist.ProcessGroup]:
-        groups = [self.activations, self.gradients, self.control, self.data, self.data_control]
+        groups = [self.pipeline, *self._channels.values(), self.control, self.data, self.data_control]
         return list(dict.fromkeys([*groups, dist.distributed_c10d._get_default_group()]))
 
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:

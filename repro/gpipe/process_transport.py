@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from repro.schedules import Message, Schedule, incoming, receive_windows
+from repro.schedules import Direction, Message, Schedule, incoming, receive_windows
 
 from .headers import Expectations, Place
 from .mesh import PipelineMesh
@@ -138,10 +138,12 @@ class ProcessTransport(LocalTransport):
             self._schedule = schedule
             self._runs_on = tuple(ranks[0] for ranks in schedule.placement)
             self._windows = receive_windows(schedule, self._mesh.pipeline_rank, _AHEAD)
-            groups = {"activation": self._mesh.activations, "gradient": self._mesh.gradients}
+            mesh, here = self._mesh, self._mesh.pipeline_rank
             self._inboxes = {
-                (source, direction): _Inbox(Peer.of(self._mesh.rank_of(source), groups[direction]), messages)
-                for (source, direction), messages in incoming(schedule, self._mesh.pipeline_rank).items()
+                (source, direction): _Inbox(
+                    Peer.of(mesh.rank_of(source), mesh.channel(direction, source, here)), messages
+                )
+                for (source, direction), messages in incoming(schedule, here).items()
             }
         for inbox in self._inboxes.values():
             inbox.restart()
@@ -169,7 +171,7 @@ class ProcessTransport(LocalTransport):
             values = tuple(absent(e, self._device) for e in expected.tensors)
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
             carried.tensors = values
-            self._sender.send_tensors(values, peer, self._mesh.activations)
+            self._sender.send_tensors(values, peer, self._channel(message.direction, target))
         if follows is not None:
             self._sender.send_object(follows, peer, control)
         wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
@@ -202,7 +204,7 @@ class ProcessTransport(LocalTransport):
         ]
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
             carried.tensors = filled
-            self._sender.send_tensors(filled, self._mesh.rank_of(target), self._mesh.gradients)
+            self._sender.send_tensors(filled, self._mesh.rank_of(target), self._channel(message.direction, target))
 
     @override
     def receive_gradient(self, message: Message) -> tuple[Tensor | None, ...]:
@@ -218,6 +220,9 @@ class ProcessTransport(LocalTransport):
     def finish(self) -> None:
         """Ends the step: everything that was sent has arrived."""
         self._sender.drain()
+
+    def _channel(self, direction: Direction, target: int) -> dist.ProcessGroup:
+        return self._mesh.channel(direction, self._mesh.pipeline_rank, target)
 
     def _take(self, inbox: _Inbox, message: Message) -> _Posted:
         with self._recorder.receiving(self._mesh.pipeline_rank, message) as carried:

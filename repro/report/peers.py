@@ -47,11 +47,9 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 def headline(results: Results, reference: Results | None) -> list[Line]:
     """The step time relative to each peer in one cell each."""
     rows = results.rows
-    real = [_ratio_line(rows, (), REAL, way, num_micro_batches=8) for way in (TORCH, TORCHGPIPE)]
-    emulated = [
-        _ratio_line(rows, (), EMULATED, way, num_stages=8, num_micro_batches=32, boundary_bytes=SMALL_BOUNDARY)
-        for way in (IDEAL, BARE_LOOP, TORCH)
-    ]
+    real = [_ratio_line(rows, (), REAL, way, {"num_micro_batches": 8}) for way in (TORCH, TORCHGPIPE)]
+    largest = {"num_stages": 8, "num_micro_batches": 32, "boundary_bytes": SMALL_BOUNDARY}
+    emulated = [_ratio_line(rows, (), EMULATED, way, largest) for way in (IDEAL, BARE_LOOP, TORCH)]
     named = [("real layers, K=2", one) for one in real] + [("equal emulated stages, 4 KiB", one) for one in emulated]
     return [replace(one, what=f"{name}, {one.what}") for name, one in named if one is not None]
 
@@ -70,12 +68,12 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 def _real(rows: Sequence[Row], others: Sequence[Row]) -> Section:
     lines: list[Line | None] = []
     for micro_batches in _values(rows, others, REAL, "num_micro_batches"):
+        cell = {"num_micro_batches": micro_batches}
         for way in _ORDER:
-            select = partial(_is, part=REAL, metric="step_time", way=way, cell={"num_micro_batches": micro_batches})
+            select = partial(_is, part=REAL, metric="step_time", way=way, cell=cell)
             lines.append(line(f"M={micro_batches}: step time, {way}", rows, others, select))
-        for way in _ORDER[1:]:
-            lines.append(_ratio_line(rows, others, REAL, way, num_micro_batches=micro_batches))
-        lines.append(_ratio_line(rows, others, REAL, TORCH_1F1B, own=ENGINE_1F1B, num_micro_batches=micro_batches))
+        lines += [_ratio_line(rows, others, REAL, way, cell) for way in _ORDER[1:]]
+        lines.append(_ratio_line(rows, others, REAL, TORCH_1F1B, cell, own=ENGINE_1F1B))
     known = next(iter(_of(rows, REAL) or _of(others, REAL)), None)
     text = ""
     if known is not None:
@@ -104,9 +102,8 @@ def _emulated(rows: Sequence[Row], others: Sequence[Row], size: int) -> Section:
     )
     for stages, micro_batches in cells:
         cell = {"num_stages": stages, "num_micro_batches": micro_batches, "boundary_bytes": size}
-        for way in (IDEAL, BARE_LOOP, TORCH):
-            lines.append(_ratio_line(rows, others, EMULATED, way, **cell))
-        lines.append(_ratio_line(rows, others, EMULATED, TORCH_1F1B, own=ENGINE_1F1B, **cell))
+        lines += [_ratio_line(rows, others, EMULATED, way, cell) for way in (IDEAL, BARE_LOOP, TORCH)]
+        lines.append(_ratio_line(rows, others, EMULATED, TORCH_1F1B, cell, own=ENGINE_1F1B))
         for way in (BARE_LOOP, TORCH):
             select = partial(_is, part=EMULATED, metric="step_time_ratio", way=way, reference=IDEAL, cell=cell)
             what = f"K={stages}, M={micro_batches}: step time of {way} relative to {IDEAL}"
@@ -128,7 +125,12 @@ def _emulated(rows: Sequence[Row], others: Sequence[Row], size: int) -> Section:
 
 
 def _ratio_line(
-    rows: Sequence[Row], others: Sequence[Row], part: str, reference: str, own: str = ENGINE, **cell: int
+    rows: Sequence[Row],
+    others: Sequence[Row],
+    part: str,
+    reference: str,
+    cell: Mapping[str, int],
+    own: str = ENGINE,
 ) -> Line | None:
     limit = REAL_LIMITS.get(reference) if part == REAL else None
     if reference == IDEAL and cell["boundary_bytes"] == SMALL_BOUNDARY:

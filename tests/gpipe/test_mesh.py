@@ -17,7 +17,7 @@ def describe(rank: int, world_size: int, num_stages: int, replicas: int) -> dict
             "ranks": [mesh.rank_of(stage) for stage in range(num_stages)],
             "groups": [
                 dist.get_process_group_ranks(group)
-                for group in (mesh.activations, mesh.gradients, mesh.control, mesh.data)
+                for group in (mesh.channel("activation", 0, 1), mesh.channel("gradient", 1, 0), mesh.control, mesh.data)
             ],
             "sum": mesh.sum_over_replicas(torch.tensor(float(rank))).item(),
             "names": mesh.device_mesh.mesh_dim_names,

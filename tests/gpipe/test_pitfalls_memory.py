@@ -114,7 +114,7 @@ def receives_ahead(rank: int, world_size: int, schedule: str, parts: int, traini
     receive = start_receive
 
     def counted(buffer: Tensor, source: Peer) -> dist.Work:
-        posted["activation" if source.group is mesh.activations else "gradient"] += 1
+        posted["activation" if source.group is mesh.channel("activation", 0, 1) else "gradient"] += 1
         return receive(buffer, source)
 
     def look(direction: str) -> None:
