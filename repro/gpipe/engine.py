@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from repro.errors import UserError
@@ -25,10 +23,11 @@ from repro.schedules import (
     require_executable,
 )
 
+from .batches import Batches
 from .failure import PipelineError, StageError, describe
 from .mailbox import receive_boundary
 from .mesh import PipelineMesh
-from .microbatch import BatchError, Boundary, MicroBatches, count_rows, elements, gather, map_tensors, micro_batch_rows
+from .microbatch import Boundary, gather, micro_batch_rows
 from .process_transport import ProcessTransport
 from .results import StepResult, Totals
 from .rng import StepKey, generator
@@ -37,16 +36,7 @@ from .stage import Loss, Metrics, Stage
 from .step import Mode, Step
 from .tracing import Event, Recorder, clocks_for
 from .transport import LocalTransport
-from .wire import BoundarySpec, ConnectionLost, Peer, spec_of, start_tensors
-
-
-class _Coming(NamedTuple):
-    """What the rank that reads data says of a step before it; a header is None where there is no such batch."""
-
-    mode: str
-    rows: int
-    inputs: BoundarySpec | None
-    targets: BoundarySpec | None
+from .wire import ConnectionLost
 
 
 class Engine:
@@ -111,7 +101,7 @@ class Engine:
         planned = self.schedule(num_micro_batches)
         require_executable(planned)
         self._remat, placement = planned.remat, planned.placement
-        self._first_rank, self._last_rank = placement[0][0], placement[-1][0]
+        self._last_rank = placement[-1][0]
         here = (
             range(total_stages)
             if mesh is None
@@ -141,6 +131,8 @@ class Engine:
             if mesh is None
             else ProcessTransport(mesh, self._device, total_stages, self._sender)
         )
+
+        self._batches = Batches(mesh, self._sender, self.stages, placement)
 
     @property
     def events(self) -> list[Event]:
@@ -213,7 +205,7 @@ class Engine:
         self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int, loss_scale: float = 1.0
     ) -> tuple[Totals, int, Boundary | None]:
         with self._clean_step():
-            coming, batch_counter = self._agree(mode, inputs, targets, batch_counter)
+            coming, batch_counter = self._batches.agree(mode, inputs, targets, batch_counter)
             parts = micro_batch_rows(coming.rows, self.num_micro_batches)
             step = Step(
                 mode,
@@ -229,21 +221,21 @@ class Engine:
             self.recorder.clear()
             if parts:
                 schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
-                step.inputs = self._micro_batches(inputs, coming.inputs, 0, parts)
-                self._hand_out(inputs, 0)
+                step.inputs = self._batches.micro_batches(inputs, coming.inputs, 0, parts)
+                self._batches.hand_out(inputs, 0)
                 # After the inputs: NCCL would hold them back behind a receive from the same rank.
                 self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
-                step.targets = self._micro_batches(targets, coming.targets, self._last, parts)
+                step.targets = self._batches.micro_batches(targets, coming.targets, self._last, parts)
             if self.mesh is not None and self.mesh.reads_data:
                 # Not before: the others, once they know, take time from this rank where they share its cores.
-                self._pass_on(coming, batch_counter.to_bytes(8, "little", signed=True))
+                self._batches.announce(coming, batch_counter)
             if parts:
                 for position, (rank, action) in enumerate(plan):
                     try:
                         step.execute(rank, action)
                         if position == 0 and self.mesh is not None and self.mesh.reads_data:
                             # Not before: the next stage waits for the first action.
-                            self._hand_out(targets, self._last)
+                            self._batches.hand_out(targets, self._last)
                             self.mesh.mail.post()
                     except (StageError, PipelineError):
                         raise
@@ -257,65 +249,6 @@ class Engine:
                 for stage in self.stages.values():
                     stage.batch_norm.update(reduce)
             return totals, coming.rows, outputs
-
-    def _agree(
-        self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int
-    ) -> tuple[_Coming, int]:
-        """What comes: the rank that reads data sees it, the others of its replica wait until they are told."""
-        mesh = self.mesh
-        if mesh is not None and not mesh.reads_data:
-            told: _Coming
-            told, counter = mesh.mail.receive_known(mesh.rank_of(mesh.pipeline_rank - 1))
-            self._pass_on(told, counter)
-            mesh.mail.post()
-            if told.mode != mode.value:
-                raise UserError(
-                    f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
-                )
-            return told, int.from_bytes(counter, "little", signed=True)
-        coming = _Coming(
-            mode.value,
-            0 if inputs is None else count_rows(inputs, targets),
-            None if inputs is None else spec_of(inputs),
-            None if targets is None else spec_of(targets),
-        )
-        if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
-            raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
-        return coming, batch_counter
-
-    def _hand_out(self, batch: Boundary | None, stage: int) -> None:
-        """The rank that reads data sends what a stage of another rank uses."""
-        mesh = self.mesh
-        if mesh is not None and mesh.reads_data and batch is not None and stage not in self.stages:
-            target = self._last_rank if stage else self._first_rank
-            self._sender.send_tensors(elements(batch), mesh.rank_of(target), self._batches(mesh, stage, target))
-
-    def _pass_on(self, coming: _Coming, counter: bytes) -> None:
-        # From rank to rank, so that the first stage can begin after one message and not after K - 1.
-        if self.mesh is not None and self.mesh.pipeline_rank + 1 < self.mesh.num_stages:
-            peer = self.mesh.rank_of(self.mesh.pipeline_rank + 1)
-            self._sender.send_known(coming, counter, peer, self.mesh.control)
-
-    def _micro_batches(
-        self, batch: Boundary | None, spec: BoundarySpec | None, stage: int, parts: tuple[int, ...]
-    ) -> MicroBatches | None:
-        """Of the inputs or targets, on the rank of the stage that uses them; they come whole."""
-        if stage not in self.stages:
-            return None
-        mesh, device = self.mesh, self.stages[stage].device
-        if mesh is not None and not mesh.reads_data and spec is not None:
-            source = Peer.of(mesh.rank_of(0), self._batches(mesh, stage, mesh.pipeline_rank))
-            return MicroBatches(start_tensors(spec, source, self._device), parts)
-        if batch is None:
-            return None
-        return MicroBatches(lambda: map_tensors(lambda e: e.to(device), batch), parts)
-
-    @staticmethod
-    def _batches(mesh: PipelineMesh, stage: int, target: int) -> dist.ProcessGroup:
-        """How inputs or targets go to the rank of ``stage``."""
-        # Both sides come to the inputs before all activations, and to the targets before all gradients, but the sender
-        # not before the first activation: NCCL matches by order.
-        return mesh.channel("gradient" if stage else "activation", 0, target)
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""
