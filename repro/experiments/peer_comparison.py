@@ -192,7 +192,7 @@ def _plans(scale: _Scale) -> list[EqualStages]:
 
 def _count(plan: EqualStages) -> int:
     """Ways that are timed."""
-    return 5 if plan.num_micro_batches >= plan.num_stages else 3
+    return 5 if plan.allows_1f1b else 3
 
 
 def _real(micro_batches: int) -> str:
@@ -244,20 +244,22 @@ def _rows_of(known: Row, seconds: Mapping[str, Sequence[float]], ideal: float | 
     """
     made = []
     for way, values in seconds.items():
-        alone = way in (ONE_PROCESS, TORCHGPIPE)
-        row = replace(known, schedule=None) if way == ONE_PROCESS else known
-        row = replace(row, schedule="1f1b") if way in (ENGINE_1F1B, TORCH_1F1B) else row
-        row = replace(row, params={**known.params, "way": way, "processes": 1 if alone else known.num_stages})
+        row = _of_way(known, way)
         made.append(_with(row, values))
         if ideal is not None:
             made.append(_with(row, [value / ideal for value in values], reference=IDEAL))
     pairs = [(ENGINE, way) for way in seconds if way != ENGINE]
     pairs += [(own, way) for way, own in SAME_SCHEDULE.items() if own != ENGINE and {own, way} <= seconds.keys()]
     for own, way in pairs:
-        row = replace(known, schedule="1f1b") if own == ENGINE_1F1B else known
-        row = replace(row, params={**known.params, "way": own, "processes": known.num_stages})
-        made.append(_with(row, paired_ratios(seconds[own], seconds[way]), reference=way))
+        made.append(_with(_of_way(known, own), paired_ratios(seconds[own], seconds[way]), reference=way))
     return made
+
+
+def _of_way(known: Row, way: str) -> Row:
+    alone = way in (ONE_PROCESS, TORCHGPIPE)
+    row = replace(known, schedule=None) if way == ONE_PROCESS else known
+    row = replace(row, schedule="1f1b") if way in (ENGINE_1F1B, TORCH_1F1B) else row
+    return replace(row, params={**known.params, "way": way, "processes": 1 if alone else known.num_stages})
 
 
 def _with(row: Row, values: Sequence[float], reference: str | None = None) -> Row:

@@ -83,6 +83,11 @@ class EqualStages:
     warm_up: int = 1
 
     @property
+    def allows_1f1b(self) -> bool:
+        """Whether 1F1B is timed too: PyTorch's refuses fewer micro-batches than stages."""
+        return self.num_micro_batches >= self.num_stages
+
+    @property
     def ideal(self) -> float:
         """(M + K - 1)(t_F + t_B): seconds of a step if all but the waits cost nothing (paper, section 2.3)."""
         return (self.num_micro_batches + self.num_stages - 1) * (self.forward + self.backward)

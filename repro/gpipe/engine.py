@@ -131,7 +131,6 @@ class Engine:
             if mesh is None
             else ProcessTransport(mesh, self._device, total_stages, self._sender)
         )
-
         self._batches = Batches(mesh, self._sender, self.stages, placement)
 
     @property

@@ -164,7 +164,7 @@ class PipelineMesh:
         return TalkingTo((self.global_rank + self.num_stages) % dist.get_world_size())
 
     def _all_groups(self) -> list[dist.ProcessGroup]:
-        groups = [self.pipeline, *self._channels.values(), self.control, self.data, self.data_control]
+        groups = [*self._channels.values(), self.control, self.data, self.data_control]
         return list(dict.fromkeys([*groups, dist.distributed_c10d._get_default_group()]))
 
     def _new_group(self, ranks: Sequence[Sequence[int]], backend: str | None = None) -> dist.ProcessGroup:

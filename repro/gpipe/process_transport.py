@@ -24,12 +24,12 @@ from .wire import (
     AbsenceMark,
     BoundarySpec,
     Peer,
-    TalkingTo,
     TensorSpec,
     absent,
     empty_frames,
     spec_of,
     start_receive,
+    wait_for,
 )
 
 _AHEAD = 2
@@ -93,9 +93,7 @@ class _Inbox:
 
     def wait(self, posted: _Posted) -> None:
         """Waits until the message is there."""
-        with TalkingTo(self.source.rank):
-            while posted.works:
-                posted.works.pop().wait()
+        wait_for(posted.works, self.source)
 
 
 class ProcessTransport(LocalTransport):
@@ -271,8 +269,7 @@ class ProcessTransport(LocalTransport):
             posted = inbox.foreseen.popleft()
             place = posted.place
             assert place is not None
-            if posted.works:
-                inbox.wait(posted)
+            inbox.wait(posted)
             if place in self._detours or (posted.due and _is_marked(posted)):
                 posted.spec, values = self._mesh.mail.receive(inbox.source.rank)
                 posted.values = tuple(None if e is None else e.to(self._device) for e in values)

@@ -67,11 +67,12 @@ class _Flight:
 class _Ready:
     """What F of a micro-batch needs and the values of its inputs have no part in.
 
-    ``entered`` is what the first layer gets, None where F keeps no graph.
+    ``entered`` is what the first layer gets, None where F keeps no graph; ``learns`` says whether B has anything to do.
     """
 
     micro_batch: int
     inputs: Boundary
+    learns: bool
     entered: Boundary | None
     seeds: tuple[int, ...]
 
@@ -152,9 +153,9 @@ class Stage:
 
         So whoever waits for them has less to do once they have come.
         """
-        enters = not drop and self.needs_gradient(inputs)
-        entered = map_tensors(_enter, inputs) if enters else None
-        self._ready = _Ready(micro_batch, inputs, entered, self._seeds(key, micro_batch))
+        learns = self.needs_gradient(inputs)
+        entered = map_tensors(_enter, inputs) if learns and not drop else None
+        self._ready = _Ready(micro_batch, inputs, learns, entered, self._seeds(key, micro_batch))
 
     def forward(
         self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey, *, drop: bool
@@ -176,7 +177,7 @@ class Stage:
                 outputs, report = self._run(flight, ready.entered, targets)
             flight.keep(outputs, report)
             return outputs, report
-        if self.needs_gradient(inputs):
+        if ready.learns:
             # The input must survive a first layer that works in place: R starts from it again.
             inputs = map_tensors(lambda e: e.detach().clone(), inputs)
         with torch.no_grad(), self.batch_norm.watching(record=True):

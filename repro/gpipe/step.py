@@ -100,6 +100,7 @@ class Step:
     def _forward(self, rank: int, action: Action) -> None:
         _, index, micro_batch = action
         stage = self._stages[index]
+        drop = self._remat.recomputes(micro_batch, len(self._rows))
         if index == 0:
             assert self.inputs is not None
             inputs = self.inputs[micro_batch]
@@ -107,7 +108,7 @@ class Step:
             message = Message("activation", index - 1, index, micro_batch)
             coming = self._transport.coming_activation(message) if self._mode is Mode.TRAIN else None
             if coming is not None:
-                stage.prepare(micro_batch, coming, self._key, drop=self._drops(micro_batch))
+                stage.prepare(micro_batch, coming, self._key, drop=drop)
             inputs = self._transport.receive_activation(message)
         targets = None
         if index == self._last and self.targets is not None:
@@ -115,7 +116,6 @@ class Step:
         with self._running(rank, action):
             self._forget_casts()
             if self._mode is Mode.TRAIN:
-                drop = self._drops(micro_batch)
                 outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
@@ -147,9 +147,6 @@ class Step:
             input_gradients = run(micro_batch, gradients)
         if index > 0 and any(pair is not None for pair in input_gradients):
             self._transport.send_gradient(Message("gradient", index, index - 1, micro_batch), input_gradients)
-
-    def _drops(self, micro_batch: int) -> bool:
-        return self._remat.recomputes(micro_batch, len(self._rows))
 
     def _forget_casts(self) -> None:
         # A weight that autocast has cast without grad mode (F under remat) must not be taken for R's.

@@ -207,6 +207,13 @@ def start_receive(into: Tensor, source: Peer, tag: int = 0) -> dist.Work:
         return source.group.recv([as_sent(into)], source.group_rank, tag)
 
 
+def wait_for(works: list[dist.Work], source: Peer) -> None:
+    """Waits for receives from ``source``, and takes them out of the list."""
+    with TalkingTo(source.rank):
+        while works:
+            works.pop().wait()
+
+
 def as_sent(tensor: Tensor) -> Tensor:
     """The tensor as the backend is given it: gloo sends bytes whatever their dtype, NCCL does not know every dtype."""
     return tensor if tensor.is_cpu else as_bytes(tensor)
@@ -223,9 +230,7 @@ def start_tensors(spec: BoundarySpec, source: Peer, device: torch.device) -> Cal
     works = [start_receive(buffer, source) for buffer in buffers]
 
     def wait() -> Boundary:
-        with TalkingTo(source.rank):
-            while works:
-                works.pop().wait()
+        wait_for(works, source)
         return spec.assemble(tensors)
 
     return wait
