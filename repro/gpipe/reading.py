@@ -6,14 +6,12 @@ be saved in mid-epoch: the state is the random state in which the epoch began an
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from repro.errors import UserError
@@ -271,28 +269,3 @@ def deal_out(loader: Iterable[Any], replica: int, replicas: int) -> Iterable[Any
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
-
-
-@dataclass(frozen=True)
-class _EndsWithItsRank:
-    """Initialises a worker of a loader so that it ends at once when its rank is killed (on Linux).
-
-    A forked worker holds the rank's sockets: as long as it lives, the other ranks do not see that the rank is gone.
-    """
-
-    then: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)
-        if self.then is not None:
-            self.then(worker)
-
-
-def end_workers_with_rank(loader: object) -> None:
-    """Makes the workers of ``loader``, where it has any, end with this process however it ends."""
-    if (
-        isinstance(loader, DataLoader)
-        and loader.num_workers
-        and not isinstance(loader.worker_init_fn, _EndsWithItsRank)
-    ):
-        loader.worker_init_fn = _EndsWithItsRank(loader.worker_init_fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from repro.gpipe.reading import end_workers_with_rank
+from repro.gpipe.workers import attach_workers
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression, hidden, target_of
 from tests.trainer.running import (
@@ -220,6 +221,34 @@ def test_fitting_again_goes_on_and_leaves_nothing_behind(pipeline: Pipeline, poo
             assert len(set(said["alive"])) == 1, f"rank {rank}: threads and process groups {said['alive']}"
 
 
+class Collecting(Points):
+    """Collects garbage in whatever process reads a row."""
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        gc.collect()
+        return super().__getitem__(row)
+
+
+def fit_over_garbage(rank: int, world_size: int, pipeline: Pipeline) -> int:
+    """Fits with workers while what is left of an earlier fit has not been collected; returns the steps done."""
+    gc.collect()
+    gc.disable()
+    try:
+        with untouched():
+            for _ in range(2):
+                runner = trainer(pipeline, max_epochs=1, precision="64-true", enable_checkpointing=False)
+                runner.fit(Regression(), loader(Collecting(8), 4, pipeline=pipeline, workers=1))
+    finally:
+        gc.enable()
+    return runner.global_step
+
+
+@pytest.mark.parametrize("pipeline", [K2, K2D2], ids=str)
+def test_workers_do_not_collect_the_garbage_of_their_rank(pipeline: Pipeline, pools: Pools) -> None:
+    """Process groups of an earlier run among it: their destructors crash or hang in a forked process."""
+    assert set(pools(pipeline.processes).run(fit_over_garbage, pipeline)) == {2}
+
+
 class OwnProcess(Dataset[int]):
     """Rows that tell who reads them."""
 
@@ -233,7 +262,7 @@ class OwnProcess(Dataset[int]):
 def read_and_be_killed(path: Path) -> None:
     """Reads in a worker as a rank does, and dies with the worker at rest."""
     loader = DataLoader(OwnProcess(), 2, num_workers=1, multiprocessing_context="fork")
-    end_workers_with_rank(loader)
+    attach_workers(loader)
     batches = iter(loader)
     path.write_text(str(int(next(batches)[0])))
     os.kill(os.getpid(), signal.SIGKILL)
