@@ -17,6 +17,7 @@ from repro.schedules import Direction
 from .failure import PipelineError, Watchdog
 from .mailbox import Mailbox
 from .wire import ConnectionLost, TalkingTo
+from .workers import leave_garbage_to_parent
 
 _UNUSED_TAG = 2**31 - 1
 """Of a receive that no message must match: gloo aborts the process where a longer message does."""
@@ -49,6 +50,7 @@ class PipelineMesh:
                 f"num_stages={num_stages} x data_parallel_size={data_parallel_size} needs "
                 f"{num_stages * data_parallel_size} processes, but there are {world}"
             )
+        leave_garbage_to_parent()
         self.num_stages = num_stages
         self.data_parallel_size = data_parallel_size
         self.global_rank = dist.get_rank()

@@ -74,7 +74,7 @@ from .sender import Sender
 from .stage_memory import StageLimit
 from .tracing import Event
 from .wire import TalkingTo
-from .workers import attach_workers
+from .workers import end_workers_with_rank
 
 _CHECKPOINT_KEY = "gpipe"
 
@@ -418,7 +418,7 @@ class GPipeStrategy(ParallelStrategy):
         share = deal_out(dataloader, mesh.replica if mesh else 0, self._data_parallel_size)
         _auto_add_worker_init_fn(share, self.global_rank)
         if mesh is not None:
-            attach_workers(share)
+            end_workers_with_rank(share)
             for peer in range(1, mesh.num_stages):
                 self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
         loader = ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)

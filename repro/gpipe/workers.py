@@ -1,4 +1,4 @@
-"""The worker processes of the loader that a rank reads with: how they begin as copies of the rank, and end with it."""
+"""The processes that a rank forks, such as the workers of its loader: what they leave alone, and when they end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from dataclasses import dataclass
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader
-
-
-def attach_workers(loader: object) -> None:
-    """Makes the workers of ``loader``, where it has any, safe to fork from a rank, and to end with it however it ends.
-
-    See ``_leave_garbage_to_parent`` and ``_EndsWithItsRank``.
-    """
-    if not isinstance(loader, DataLoader) or not loader.num_workers:
-        return
-    _leave_garbage_to_parent()
-    if not isinstance(loader.worker_init_fn, _EndsWithItsRank):
-        loader.worker_init_fn = _EndsWithItsRank(loader.worker_init_fn)
 
 
 @dataclass(frozen=True)
@@ -40,8 +28,18 @@ class _EndsWithItsRank:
             self.then(worker)
 
 
+def end_workers_with_rank(loader: object) -> None:
+    """Makes the workers of ``loader``, where it has any, end with this process however it ends."""
+    if (
+        isinstance(loader, DataLoader)
+        and loader.num_workers
+        and not isinstance(loader.worker_init_fn, _EndsWithItsRank)
+    ):
+        loader.worker_init_fn = _EndsWithItsRank(loader.worker_init_fn)
+
+
 @functools.cache
-def _leave_garbage_to_parent() -> None:
+def leave_garbage_to_parent() -> None:
     """Makes the children that this process forks keep what was garbage in it.
 
     The process groups of an earlier run lie in reference cycles of its Trainer. A child that collects them crashes or

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from repro.gpipe.workers import attach_workers
+from repro.gpipe.workers import end_workers_with_rank
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression, hidden, target_of
 from tests.trainer.running import (
@@ -230,7 +230,7 @@ class Collecting(Points):
 
 
 def fit_over_garbage(rank: int, world_size: int, pipeline: Pipeline) -> int:
-    """Fits with workers while what is left of an earlier fit has not been collected; returns the steps done."""
+    """Reads in workers, within a fit and without, while what is left of a fit before has not been collected."""
     gc.collect()
     gc.disable()
     try:
@@ -238,9 +238,9 @@ def fit_over_garbage(rank: int, world_size: int, pipeline: Pipeline) -> int:
             for _ in range(2):
                 runner = trainer(pipeline, max_epochs=1, precision="64-true", enable_checkpointing=False)
                 runner.fit(Regression(), loader(Collecting(8), 4, pipeline=pipeline, workers=1))
+        return len(list(loader(Collecting(8), 4, pipeline=PLAIN, workers=1)))
     finally:
         gc.enable()
-    return runner.global_step
 
 
 @pytest.mark.parametrize("pipeline", [K2, K2D2], ids=str)
@@ -262,7 +262,7 @@ class OwnProcess(Dataset[int]):
 def read_and_be_killed(path: Path) -> None:
     """Reads in a worker as a rank does, and dies with the worker at rest."""
     loader = DataLoader(OwnProcess(), 2, num_workers=1, multiprocessing_context="fork")
-    attach_workers(loader)
+    end_workers_with_rank(loader)
     batches = iter(loader)
     path.write_text(str(int(next(batches)[0])))
     os.kill(os.getpid(), signal.SIGKILL)
