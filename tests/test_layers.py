@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -46,22 +47,23 @@ FREE_OF = {
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of all modules that a file imports, those inside functions included."""
+    """Full names of all that a file imports, modules or what is in them, also inside functions."""
     package = ["repro", *path.relative_to(PACKAGE).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
-            module = [*base, *(node.module.split(".") if node.module else [])]
-            if module == ["repro"]:
-                yield from (f"repro.{name.name}" for name in node.names)
-            else:
-                yield ".".join(module)
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{name.name}" for name in node.names)
 
 
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["repro", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
 
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -85,6 +87,16 @@ def test_imports_go_down_only(path: Path) -> None:
         assert head not in FREE_OF.get(part, set()), f"{part} must not import {name}"
 
 
+def test_no_two_files_import_each_other_even_round_about() -> None:
+    modules = {module_of(path): path for path in SOURCES}
+
+    def files(path: Path) -> Iterator[str]:
+        for name in imports(path):
+            yield from [known for known in (name, name.rpartition(".")[0]) if known in modules][:1]
+
+    TopologicalSorter({name: set(files(path)) for name, path in modules.items()}).prepare()  # a CycleError names them
+
+
 def test_imports_finds_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
     path = tmp_path / "gpipe" / "deep" / "module.py"
@@ -106,10 +118,10 @@ def test_imports_finds_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "repro.report",
         "repro.tasks",
         "repro.cli",
-        "repro.gpipe.engine",
-        "repro.gpipe.deep",
-        "repro.schedules.theory",
-        "repro.models",
+        "repro.gpipe.engine.x",
+        "repro.gpipe.deep.y",
+        "repro.schedules.theory.bubble",
+        "repro.models.amoebanet",
     ]
 
 

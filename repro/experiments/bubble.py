@@ -14,14 +14,13 @@ from typing import Any
 
 from repro.errors import UserError
 
+from .bubble_rows import EXPERIMENT, GRID, MICRO_BATCH, MINI_BATCH, cell_rows
 from .checks import Check
 from .rows import Row
 from .step_plan import EqualWaits, StepCell, StepPlan, can_measure, check_pipeline
 from .sweep import Request, SweepPart, Target
 from .workload import Workload
 
-EXPERIMENT = "bubble"
-GRID, MINI_BATCH, MICRO_BATCH = "grid", "mini-batch fixed", "micro-batch fixed"
 REMATS = ("never", "always")
 _STAGES, _MEASURED_STAGES = (2, 4, 8), (2,)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -114,14 +113,13 @@ def parts(request: Request) -> Sequence[SweepPart]:
 
 def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[Check]]:
     """Bubbles with their closed forms, throughput and live activations; the verdicts that follow; what must hold."""
-    from .bubble_rows import cell_rows
     from .bubble_verdicts import check_bubbles, check_memory, verdict_rows
     from .step_rows import cells_of
 
     made: list[Row] = []
     for name, plan in plans(request).items():
         for ran in cells_of(plan, results.get(name, ())):
-            made += cell_rows(ran, EXPERIMENT, panel_of(name))
+            made += cell_rows(ran, panel_of(name))
     waits = _SIZES[request.scale].waits
     checks = check_memory(made)
     if request.scale != "smoke":  # too short to judge times

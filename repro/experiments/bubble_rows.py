@@ -9,6 +9,8 @@ from .bubbles import StageCosts, closed_forms, replayed
 from .rows import Provenance, Row
 from .step_rows import Ran
 
+EXPERIMENT = "bubble"
+GRID, MINI_BATCH, MICRO_BATCH = "grid", "mini-batch fixed", "micro-batch fixed"
 TRACE, REPLAY, WITH_REMAT, WITHOUT_REMAT = (
     "trace",
     "replay",
@@ -17,7 +19,7 @@ TRACE, REPLAY, WITH_REMAT, WITHOUT_REMAT = (
 )
 
 
-def cell_rows(ran: Ran, experiment: str, panel: str) -> list[Row]:
+def cell_rows(ran: Ran, panel: str) -> list[Row]:
     """All rows of one cell.
 
     Args:
@@ -26,7 +28,7 @@ def cell_rows(ran: Ran, experiment: str, panel: str) -> list[Row]:
     costs = median_costs([StageCosts(**{name: tuple(of) for name, of in step.items()}) for step in ran.result["costs"]])
     made = [
         ran.median_row(
-            experiment,
+            EXPERIMENT,
             "bubble",
             ran.result["bubbles"],
             "1",
@@ -39,14 +41,14 @@ def cell_rows(ran: Ran, experiment: str, panel: str) -> list[Row]:
     forms = {REPLAY: float(replayed(ran.schedule, costs).bubble)}
     forms |= closed_forms(ran.plan.num_stages, ran.cell.num_micro_batches, ran.cell.remat, costs)
     for form, value in forms.items():
-        made.append(ran.row(experiment, "bubble", value, "1", provenance=Provenance.SIMULATED, form=form, panel=panel))
-    made.append(ran.median_row(experiment, "step_time", ran.result["seconds"], "s", panel=panel))
+        made.append(ran.row(EXPERIMENT, "bubble", value, "1", provenance=Provenance.SIMULATED, form=form, panel=panel))
+    made.append(ran.median_row(EXPERIMENT, "step_time", ran.result["seconds"], "s", panel=panel))
     if not ran.plan.emulated:
         rates = [ran.cell.batch_size / seconds for seconds in ran.result["seconds"]]
-        made.append(ran.median_row(experiment, "throughput", rates, "rows/s", panel=panel))
+        made.append(ran.median_row(EXPERIMENT, "throughput", rates, "rows/s", panel=panel))
     if ran.result["live_bytes"]:
         by_rank = [int(held) for held in ran.result["live_bytes"]]
-        made.append(ran.row(experiment, "live_activations", float(max(by_rank)), "B", panel=panel, by_rank=by_rank))
+        made.append(ran.row(EXPERIMENT, "live_activations", float(max(by_rank)), "B", panel=panel, by_rank=by_rank))
     return made
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from repro.schedules import bubble
 
-from .bubble import EXPERIMENT, GRID, MICRO_BATCH, MINI_BATCH
-from .bubble_rows import TRACE, WITH_REMAT
+from .bubble_rows import EXPERIMENT, GRID, MICRO_BATCH, MINI_BATCH, TRACE, WITH_REMAT
 from .checks import Check
 from .rows import Provenance, Row
 

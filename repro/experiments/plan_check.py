@@ -12,6 +12,7 @@ from repro.errors import UserError
 from repro.planning.problem import Choice
 
 from .checks import Check
+from .choice_plan import PlannedSteps
 from .rows import Provenance, Row
 from .scaled_down import SmallTransformer
 from .step_plan import can_measure
@@ -25,25 +26,6 @@ TAU_LIMIT, REGRET_LIMIT = 0.6, 1.15
 _STAGES = (2,)
 _REMATS = ("never", "always")
 _SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1))
-
-
-@dataclass(frozen=True)
-class PlannedSteps:
-    """Steps of one model on K processes, laid out in many ways.
-
-    Attributes:
-        model: what runs.
-        num_stages: K.
-        choices: the ways.
-        rounds: each runs a step of every way once.
-        device: ``cpu``, or the GPUs of the ranks.
-    """
-
-    model: SmallTransformer
-    num_stages: int
-    choices: tuple[Choice, ...]
-    rounds: int
-    device: str
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from repro.gpipe.profiling import time_costs
 from repro.planning.planner import TooLarge, plan_choice
 from repro.planning.problem import LayerCost, Problem, Wire
 
+from .choice_plan import PlannedSteps
 from .costs import count_layers
-from .plan_check import PlannedSteps
 from .ranks import Tell
 from .scaled_down import SmallTransformer, cross_entropy
 from .turns import time_in_turns

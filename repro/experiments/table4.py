@@ -36,21 +36,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repro.arguments import ArgumentParser
+from repro.errors import UserError
 
 from .checks import Check
 from .rows import Row
 from .sweep import Request, SweepPart, Target
 
-EXPERIMENT = "table4"
-MOST_SEEDS = 20
+_MOST_SEEDS = 20
 
 
 def parts(request: Request) -> Sequence[SweepPart]:
     """The sizes first (one of them is what others start from or are compared with), then K, M and the transfer.
 
     Raises:
-        UserError: K or M that the model or the batch cannot have, or there are no pictures to train on.
+        UserError: K or M that the model or the batch cannot have, no or too many seeds, or no pictures to train on.
     """
+    seeds = request.options.get("seeds")
+    if seeds is not None and not 1 <= seeds <= _MOST_SEEDS:
+        raise UserError(f"--seeds {seeds}: give a number from 1 to {_MOST_SEEDS}")
     from .table4_plans import sweep_parts
 
     return sweep_parts(request)
@@ -66,7 +69,7 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
 def add_options(parser: ArgumentParser) -> None:
     """``--seeds``."""
     parser.add_argument(
-        "--seeds", type=int, metavar="N", help=f"seeds of every mean, 1 to {MOST_SEEDS} (default: the scale's)"
+        "--seeds", type=int, metavar="N", help=f"seeds of every mean, 1 to {_MOST_SEEDS} (default: the scale's)"
     )
 
 

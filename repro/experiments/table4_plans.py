@@ -15,7 +15,6 @@ from .environment import ROOT
 from .fitting import FitPlan
 from .running_statistics import describe_sets, fit_and_measure
 from .sweep import Request, SweepPart
-from .table4 import MOST_SEEDS
 from .training import TrainingPlan
 
 PRE_TRAINING_SET = "fashion-mnist"
@@ -304,13 +303,10 @@ def present_sets() -> tuple[str, ...]:
 def _checked(request: Request, chosen: Settings) -> tuple[Sequence[int], Sequence[int]]:
     stages = request.num_stages or (1, 2, 4)
     micro_batches = request.num_micro_batches or chosen.micro_batches
-    seeds = request.options.get("seeds")
     if max(stages) > _LAYERS:
         raise UserError(f"-K {max(stages)}: the model has {_LAYERS} layers, so at most that many stages")
     if max(micro_batches) > chosen.batch_size:
         raise UserError(f"-M {max(micro_batches)}: a mini-batch has {chosen.batch_size} rows, give M up to that")
-    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
-        raise UserError(f"--seeds {seeds}: give a number from 1 to {MOST_SEEDS}")
     return stages, micro_batches
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from .checks import Check
 from .rows import Provenance, Row
 from .sweep import Request
-from .table4 import EXPERIMENT
 from .table4_plans import (
     PRE_TRAINING_SET,
     TRANSFER,
@@ -22,6 +21,8 @@ from .table4_plans import (
     present_sets,
     settings,
 )
+
+EXPERIMENT = "table4"
 
 Trained = tuple[ImageRun, Mapping[str, Any]]
 """A run and what it returned."""

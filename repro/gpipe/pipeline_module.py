@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -17,10 +18,31 @@ from .microbatch import Boundary, check_boundary
 from .profiling import Factory
 from .results import StepResult, Totals
 
-if TYPE_CHECKING:
-    from .strategy import GPipeStrategy
-
 DOCS = "docs/adding_a_model.md"
+
+
+class PipelineRunner(ABC):
+    """What a ``PipelineModule`` asks of the strategy that runs its steps as a pipeline."""
+
+    @abstractmethod
+    def build(self, module: PipelineModule) -> None:
+        """Makes the layers of ``module`` that this process holds."""
+
+    @abstractmethod
+    def is_placeholder(self, batch: object) -> bool:
+        """Whether ``batch`` stands for one that another rank reads, or for none."""
+
+    @abstractmethod
+    def run_training_step(self, batch: Any) -> StepResult:
+        """Runs the schedule on a batch; the gradients are set aside in the result."""
+
+    @abstractmethod
+    def run_evaluation_step(self, batch: Any, batch_idx: int) -> Totals:
+        """Loss and metrics of a batch, equal on every rank."""
+
+    @abstractmethod
+    def run_prediction_step(self, batch: Any, batch_idx: int) -> Any:
+        """Outputs of a batch on rank 0, those of all replicas in order; None elsewhere."""
 
 
 class PipelineModule(pl.LightningModule):
@@ -146,7 +168,7 @@ class PipelineModule(pl.LightningModule):
             totals, loss = self._unsplit(batch)
         else:
             result = strategy.run_training_step(batch)
-            totals, loss = result.totals, _AddGradients.apply(self._anchor(), result)
+            totals, loss = result.totals, result.as_loss(self.device)
         self._log_totals("train", totals, on_step=True)
         return loss
 
@@ -214,34 +236,11 @@ class PipelineModule(pl.LightningModule):
                 batch_size=count,  # type: ignore[arg-type]
             )
 
-    def _anchor(self) -> Tensor:
-        return torch.zeros((), device=self.device, requires_grad=True)
-
-    def _gpipe(self) -> GPipeStrategy | None:
-        from .strategy import GPipeStrategy
-
+    def _gpipe(self) -> PipelineRunner | None:
         if self._trainer is None:
             return None
         strategy = self.trainer.strategy
-        return strategy if isinstance(strategy, GPipeStrategy) else None
-
-
-class _AddGradients(torch.autograd.Function):
-    """The loss of a step that has run already; its backward adds the gradients that were set aside.
-
-    Lightning calls ``training_step``, then ``zero_grad``, then ``backward``: what a schedule had added to ``.grad``
-    inside ``training_step`` would be lost.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, result: StepResult) -> Tensor:
-        ctx.result = result
-        return anchor.new_tensor(result.loss)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        ctx.result.accumulate(float(gradients[0]))
-        return None, None
+        return strategy if isinstance(strategy, PipelineRunner) else None
 
 
 class _SequentialModule(PipelineModule):

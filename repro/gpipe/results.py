@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,11 @@ class StepResult:
         """Mean loss over the mini-batch."""
         return self.totals.loss
 
+    def as_loss(self, device: torch.device) -> Tensor:
+        """The mean loss as Lightning gets it from a training step: its backward adds the gradients."""
+        loss: Tensor = _AddGradients.apply(torch.zeros((), device=device, requires_grad=True), self)
+        return loss
+
     @torch.no_grad()
     def accumulate(self, factor: float = 1.0) -> None:
         """Adds ``factor`` x the gradients of the mean loss to ``.grad``; with D replicas, this replica's share of them.
@@ -85,3 +91,21 @@ class StepResult:
             else:
                 parameter.grad = gradient if factor == 1.0 else gradient.mul_(factor)
         self._stash = None
+
+
+class _AddGradients(torch.autograd.Function):
+    """The loss of a step that has run already; its backward adds the gradients that were set aside.
+
+    Lightning calls ``training_step``, then ``zero_grad``, then ``backward``: what a schedule had added to ``.grad``
+    inside ``training_step`` would be lost.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, result: StepResult) -> Tensor:
+        ctx.result = result
+        return anchor.new_tensor(result.loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.result.accumulate(float(gradients[0]))
+        return None, None

@@ -57,7 +57,7 @@ from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
 from .launcher import CheckingLauncher
 from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
-from .pipeline_module import PipelineModule
+from .pipeline_module import PipelineModule, PipelineRunner
 from .profiling import micro_batch_rows_of
 from .reading import (
     FollowingLoader,
@@ -79,7 +79,7 @@ from .workers import end_workers_with_rank
 _CHECKPOINT_KEY = "gpipe"
 
 
-class GPipeStrategy(ParallelStrategy):
+class GPipeStrategy(ParallelStrategy, PipelineRunner):
     """Trains a ``PipelineModule`` as a pipeline of stages over micro-batches (GPipe, arXiv 1811.06965).
 
     With as many processes as K x D, each stage has a process (V stages with virtual stages); with one process
@@ -291,6 +291,7 @@ class GPipeStrategy(ParallelStrategy):
         self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
         rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
+    @override
     def build(self, module: PipelineModule) -> None:
         """Makes this rank's layers of ``module``; those of other ranks stay on the meta device.
 
@@ -427,26 +428,26 @@ class GPipeStrategy(ParallelStrategy):
             loader.load_state_dict(self._resume["loaders"].pop(0))
         return loader
 
+    @override
     def is_placeholder(self, batch: object) -> bool:
-        """Whether ``batch`` stands for one that another rank reads, or for none."""
         return is_placeholder(batch)
 
+    @override
     def run_training_step(self, batch: Any) -> StepResult:
-        """Runs the schedule on a batch; the gradients are set aside in the result."""
         inputs, targets = self._split(batch)
         counter, self._batches_seen = self._batches_seen, self._batches_seen + 1
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         with self._in_pipeline():
             return self.engine.train_step(inputs, targets, batch_counter=counter, loss_scale=scale)
 
+    @override
     def run_evaluation_step(self, batch: Any, batch_idx: int) -> Totals:
-        """Loss and metrics of a batch, equal on every rank."""
         inputs, targets = self._split(batch)
         with self._in_pipeline():
             return self.engine.evaluate(inputs, targets, batch_counter=batch_idx)
 
+    @override
     def run_prediction_step(self, batch: Any, batch_idx: int) -> Any:
-        """Outputs of a batch on rank 0, those of all replicas in order; None elsewhere."""
         inputs, _ = self._split(batch)
         with self._in_pipeline():
             outputs = self.engine.predict(inputs, batch_counter=batch_idx)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.experiments.bubble import GRID, MICRO_BATCH, MINI_BATCH, REMATS
-from repro.experiments.bubble_rows import REPLAY, TRACE, WITH_REMAT, WITHOUT_REMAT
+from repro.experiments.bubble import REMATS
+from repro.experiments.bubble_rows import GRID, MICRO_BATCH, MINI_BATCH, REPLAY, TRACE, WITH_REMAT, WITHOUT_REMAT
 from repro.experiments.bubble_verdicts import VERDICT
 from repro.experiments.rows import Provenance, Row
 

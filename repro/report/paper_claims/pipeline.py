@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.experiments.bubble import GRID
-from repro.experiments.bubble_rows import TRACE, WITHOUT_REMAT
+from repro.experiments.bubble_rows import GRID, TRACE, WITHOUT_REMAT
 from repro.experiments.bubble_verdicts import VERDICT
 from repro.experiments.rows import Provenance, Row
 from repro.report.lines import NOTHING
