@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from .aliases import separate_gradients
 from .autograd_graph import (
     Edge,
     Graph,
@@ -179,7 +180,8 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
         finally:
             for handle in handles:
                 handle.remove()
-        _separate(now, groups)
+        kept = [gradient for group in groups for received in group.kept.values() for gradient in received]
+        separate_gradients(now, kept)
     return WeightGradients(groups)
 
 
@@ -202,23 +204,6 @@ def _freer(node: Node) -> Callable[[Any, Any], None]:
         free_saved(node)
 
     return free
-
-
-def _separate(leaves: Sequence[Tensor], groups: Sequence[_Group]) -> None:
-    """Gives leaves gradients of their own where they share memory with what is kept for W: others add to them."""
-    kept = {
-        gradient.untyped_storage().data_ptr()
-        for group in groups
-        for gradients in group.kept.values()
-        for gradient in gradients
-        if gradient is not None and gradient.layout is torch.strided
-    }
-    for leaf in leaves:
-        gradient = leaf.grad
-        if gradient is None or gradient.layout is not torch.strided:
-            continue
-        if gradient.untyped_storage().data_ptr() in kept:
-            leaf.grad = gradient.clone()
 
 
 def _path_to(inputs: Sequence[Tensor], graph: Graph) -> set[Node]:

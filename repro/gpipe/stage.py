@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .aliases import separate_gradients
 from .batchnorm import PooledBatchNorm
 from .microbatch import Boundary, check_boundary, elements, map_tensors
 from .rng import StepKey, generator
@@ -110,6 +111,7 @@ class Stage:
         self._draws = (*self.layers, max(self.layers, default=-1) + 1) if loss else tuple(self.layers)
         self._ready: _Ready | None = None
         self._flights: dict[int, _Flight] = {}
+        self._without_gradient: list[nn.Parameter] | None = None
         self._told = False
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -210,7 +212,7 @@ class Stage:
         roots, seeds = _seeded(flight.outputs, gradients)
         if roots:
             torch.autograd.backward(roots, seeds)
-        return _collected(flight.inputs)
+        return self._collected(flight.inputs, gradients)
 
     def backward_inputs(
         self, micro_batch: int, gradients: tuple[Tensor | None, ...]
@@ -227,19 +229,38 @@ class Stage:
             leaves = [e for e in elements(inputs) if e is not None and e.requires_grad]
             flight.weights = backward_inputs(roots, seeds, leaves)
             self._tell(flight.weights.whole)
-        return _collected(inputs)
+        return self._collected(inputs, gradients)
 
     def backward_weights(self, micro_batch: int) -> None:
         """W: adds the rest to the ``.grad`` of the parameters; the micro-batch leaves the stage."""
         weights = self._flights.pop(micro_batch).weights
         assert weights is not None, "I comes before W"
         weights.accumulate()
+        self._separate(())
 
     def forget(self) -> None:
         """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
         self._ready = None
+        self._without_gradient = None
         self._flights.clear()
         self.batch_norm.forget()
+
+    def _collected(self, inputs: Boundary, received: tuple[Tensor | None, ...]) -> tuple[InputGradient | None, ...]:
+        """Each input that requires a gradient, with what it has got from those that were ``received``."""
+        made = tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(inputs))
+        self._separate((*received, *(pair[1] for pair in made if pair is not None)))
+        return made
+
+    def _separate(self, others: Sequence[Tensor | None]) -> None:
+        """Sees to it that what the next micro-batches add to the parameters' gradients does not change ``others``."""
+        waiting = self._without_gradient
+        if waiting is None:
+            waiting = [parameter for parameter in self._parameters if parameter.requires_grad]
+        new = [parameter for parameter in waiting if parameter.grad is not None]
+        if new:
+            separate_gradients(new, others)
+            waiting = [parameter for parameter in waiting if parameter.grad is None]
+        self._without_gradient = waiting
 
     def _tell(self, whole: str | None) -> None:
         if whole is not None and not self._told:
@@ -305,11 +326,6 @@ def _seeded(
         if output is not None and gradient is not None and output.requires_grad
     ]
     return [output for output, _ in pairs], [gradient for _, gradient in pairs]
-
-
-def _collected(inputs: Boundary) -> tuple[InputGradient | None, ...]:
-    """Each input that requires a gradient, with what it has got."""
-    return tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(inputs))
 
 
 def _enter(value: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ MODEL_OPTIONS: dict[str, Iterable[Any]] = {
     "model": tuple(MODELS),
     "order": ORDERS,
     "num_stages": STAGES,
-    "batch": ((3, 7), (1, 3), (4, 8)),
+    "batch": ((3, 7), (1, 3), (4, 8), (5, 5)),
     "remat": REMATS,
 }
 

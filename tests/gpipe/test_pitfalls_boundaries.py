@@ -43,6 +43,17 @@ def test_views_and_tensors_that_are_not_contiguous(way: str, pools: Pools) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("schedule", "virtual"), [("gpipe", 1), ("gpipe", 2), ("interleaved", 2), ("zb-v", 2)])
+def test_a_gradient_on_its_way_is_not_the_one_that_the_next_micro_batch_adds_to(
+    schedule: str, virtual: int, way: str, pools: Pools
+) -> None:
+    """With one row a micro-batch, a parameter got the gradient of the stage's input for its own, without a copy."""
+    cells = [Cell("shared_gradients", 4 // virtual, 5, remat, 5, virtual, schedule) for remat in ("always", "never")]
+    for cell, outcomes in zip(cells, run_cells(way, cells, pools), strict=True):
+        assert not (wrong := differences(cell, outcomes)), wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["frozen_first", "frozen_middle", "frozen_last"])
 def test_frozen_layers_and_stages(name: str, way: str, pools: Pools) -> None:
     """A frozen first stage sends an output that wants no gradient; the next one must not wait for it, nor send one."""

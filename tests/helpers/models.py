@@ -146,6 +146,29 @@ class Scale(nn.Module):
         return value * self.scale
 
 
+class Position(nn.Module):
+    """Adds a parameter as large as a row: where that is the micro-batch, one tensor is the gradient of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value + self.table.unsqueeze(0)
+
+
+class Twins(nn.Module):
+    """Two parameters whose gradients are views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.rand(2, WIDTH // 2) + 0.5)
+        self.second = nn.Parameter(torch.rand(WIDTH, 1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * (self.first.view(-1) + self.second.view(-1))
+
+
 class Residual(nn.Module):
     """Adds a linear layer's output to its input; the layer is applied twice, so its gradients are sums."""
 
@@ -357,6 +380,7 @@ MODELS: dict[str, Model] = {
             lambda: nn.Linear(4, CLASSES),
         )
     ),
+    "shared_gradients": Model((_linear, Position, Twins, Position, nn.Tanh, Position, Twins, _head)),
     "twice": Model((_linear, Twice, Rejoin, _head)),
     "empty_stage": Model((_linear, nn.Tanh, nn.Identity, nn.Sigmoid, _head)),
     "empty_ends": Model((nn.Identity, _linear, _head, nn.Identity)),
