@@ -19,10 +19,25 @@ _PIECE = 2**20
 _ALIGNMENT = 64
 """Of each tensor in a piece, in bytes; enough for any dtype."""
 
-_ONES = 0xFF
 
-_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
-"""By size in bytes, the integers that show the first bytes of a tensor without a call to PyTorch."""
+class _Mark(NamedTuple):
+    """The value of a float that says "absent": a signalling NaN, which neither arithmetic nor a conversion makes.
+
+    As integers of the size of the float: those of PyTorch, and those that show one without a call to PyTorch.
+    """
+
+    integers: torch.dtype
+    word: type[ctypes.c_int16 | ctypes.c_int32 | ctypes.c_int64]
+    value: int
+
+
+_MARKS = {
+    torch.bfloat16: _Mark(torch.int16, ctypes.c_int16, -0x5B),  # 0xFFA5
+    torch.float16: _Mark(torch.int16, ctypes.c_int16, -0x25B),  # 0xFDA5
+    torch.float32: _Mark(torch.int32, ctypes.c_int32, -0x5A5A5B),  # 0xFFA5A5A5
+    torch.float64: _Mark(torch.int64, ctypes.c_int64, -0xA5A5A5A5A5A5B),  # 0xFFF5A5A5A5A5A5A5
+}
+"""By dtype; a complex number is two floats."""
 
 
 class ConnectionLost(RuntimeError):
@@ -87,7 +102,7 @@ class TensorSpec(NamedTuple):
     @property
     def tells_absence(self) -> bool:
         """Whether ``absent`` differs from every tensor that could be sent."""
-        return (self.dtype.is_floating_point or self.dtype.is_complex) and 0 not in self.shape
+        return self.dtype.to_real() in _MARKS and 0 not in self.shape
 
 
 class BoundarySpec(NamedTuple):
@@ -126,21 +141,23 @@ def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...] | None = None) -
 
 
 def absent(spec: TensorSpec, device: torch.device) -> Tensor:
-    """What travels in place of a tensor that is not there: bytes of ones, in floats a NaN that no arithmetic makes.
+    """What travels in place of a tensor that is not there; zeros where the dtype cannot tell.
 
     A receive may be posted before anyone knows whether there is a gradient, so something must come.
     """
-    return torch.full((spec.nbytes,), _ONES, dtype=torch.uint8, device=device).view(spec.dtype).view(spec.shape)
+    mark = _MARKS.get(spec.dtype.to_real())
+    if mark is None:
+        return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+    words = spec.nbytes // mark.integers.itemsize
+    return torch.full((words,), mark.value, dtype=mark.integers, device=device).view(spec.dtype).view(spec.shape)
 
 
 def is_absent(value: Tensor) -> bool:
-    """Whether ``value``, of a dtype that can tell (``TensorSpec.tells_absence``), came from ``absent``."""
-    if not value.numel():
+    """Whether ``value`` came from ``absent``, and its dtype can tell (``TensorSpec.tells_absence``)."""
+    mark = _MARKS.get(value.dtype.to_real())
+    if mark is None or not value.numel():
         return False
-    value = value.detach()
-    first = value.view(-1)[0].item()
-    # Only a NaN is worth a second look, at all bytes.
-    return first != first and bool((as_bytes(value) == _ONES).all())
+    return bool((value.detach().view(-1).view(mark.integers) == mark.value).all())
 
 
 class AbsenceMark:
@@ -149,17 +166,17 @@ class AbsenceMark:
     After that the stage waits for the answer, and each call that PyTorch dispatches then delays it.
     """
 
-    __slots__ = ("_first", "_ones", "_value")
+    __slots__ = ("_first", "_value")
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
-        word = _WORDS[min(value.itemsize, 8)]
-        self._first = word.from_address(value.data_ptr()) if value.is_cpu and value.numel() else None
-        self._ones = 2 ** (8 * ctypes.sizeof(word)) - 1
+        mark = _MARKS.get(value.dtype.to_real())
+        readable = value.is_cpu and value.numel() > 0
+        self._first = (mark.word.from_address(value.data_ptr()), mark.value) if mark is not None and readable else None
 
     def is_set(self) -> bool:
         """Whether what has come is ``absent``."""
-        if self._first is not None and self._first.value != self._ones:
+        if self._first is not None and self._first[0].value != self._first[1]:
             return False
         return is_absent(self._value)
 

@@ -16,6 +16,7 @@ from tests.helpers.ranks import Pools
 
 SMALL, LARGE = (BoundarySpec(False, (TensorSpec(torch.float32, (2, width), True),)) for width in (3, 5))
 PLACE = Place(0, 2)
+NAN = float("nan")
 
 
 def test_a_step_like_the_one_before_has_the_same_headers() -> None:
@@ -112,3 +113,49 @@ def test_shapes_that_depend_on_values_arrive_whole(stages: int, pools: Pools) ->
         for rank, seen in enumerate(by_rank):
             assert seen[number][0] == pytest.approx(value, rel=1e-12)
             torch.testing.assert_close(seen[number][1][0], gradients[rank], rtol=0, atol=1e-10)
+
+
+class Half(nn.Module):
+    """A layer in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        nn.init.eye_(self.inner.weight)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.inner(value).tanh()
+
+
+def total(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    return (outputs.float().sum(1) * targets).sum(), len(targets)
+
+
+def diverging(rank: int, world_size: int, local: bool = False) -> list[tuple[float, list[bool]]]:
+    """Steps whose activations, then whose gradients alone, are NaN: the loss, and whether each gradient is."""
+    mesh = None if local else PipelineMesh(world_size)
+    engine = Engine(
+        {i: Half() for i in range(world_size)}, [1] * world_size, num_micro_batches=2, loss=total, mesh=mesh
+    )
+    seen = []
+    try:
+        for number, (value, weight) in enumerate(((1.0, 1.0), (NAN, 1.0), (1.0, 1.0), (1.0, NAN))):
+            batch = (torch.full((4, 32), value).bfloat16(), torch.full((4,), weight)) if rank == 0 else (None, None)
+            parameters = [p for stage in engine.stages.values() for p in stage.parameters()]
+            for parameter in parameters:
+                parameter.grad = None
+            result = engine.train_step(*batch, batch_counter=number)
+            result.accumulate()
+            seen.append((result.loss, [bool(p.grad.isnan().all()) for p in parameters if p.grad is not None]))
+    finally:
+        engine.close()
+        if mesh is not None:
+            mesh.close()
+    return seen
+
+
+def test_a_step_of_nothing_but_nan_in_bfloat16_is_a_step_like_others(pools: Pools) -> None:
+    """Its NaNs were taken for a message that says "absent": the next stage waited forever, or had no gradient."""
+    for one, wanted in zip(pools(2).run(diverging)[0], diverging(0, 2, True), strict=True):
+        assert repr(one[0]) == repr(wanted[0])
+        assert one[1] == wanted[1][: len(one[1])] and len(one[1]) == 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repro.gpipe.mailbox import Mailbox, receive_boundary
 from repro.gpipe.sender import Sender
-from repro.gpipe.wire import spec_of
+from repro.gpipe.wire import AbsenceMark, TensorSpec, absent, is_absent, spec_of
 from tests.helpers.ranks import Pools
 
 DTYPES = (
@@ -90,3 +90,25 @@ def test_every_boundary_arrives_as_it_was(pools: Pools) -> None:
 def test_headers_read_well_in_an_error(boundary: Tensor | tuple[Tensor | None, ...], text: str) -> None:
     flags = (False,) * (len(boundary) if isinstance(boundary, tuple) else 1)
     assert str(spec_of(boundary, flags)) == text
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_only_what_is_absent_is_taken_for_absent(dtype: torch.dtype) -> None:
+    """A conversion to bfloat16 makes NaNs of ones alone, which once meant "absent"."""
+    spec = TensorSpec(dtype, (3, 20), False)
+    nothing = absent(spec, torch.device("cpu"))
+    assert (nothing.dtype, tuple(nothing.shape)) == (dtype, spec.shape)
+    assert is_absent(nothing) == AbsenceMark(nothing).is_set() == spec.tells_absence
+    ones = torch.full((spec.nbytes,), 0xFF if dtype != torch.bool else 1, dtype=torch.uint8).view(dtype).view(3, 20)
+    made = [torch.full((3, 20), float("nan")).to(dtype), torch.zeros(3, 20).log().mul(0).to(dtype), ones]
+    for value in made:
+        assert not is_absent(value) and not AbsenceMark(value).is_set()
+    first = nothing.clone()
+    first.view(-1)[1] = 0
+    assert not is_absent(first) and not AbsenceMark(first).is_set()
+
+
+def test_an_empty_tensor_is_not_absent() -> None:
+    spec = TensorSpec(torch.float32, (0, 4), False)
+    nothing = absent(spec, torch.device("cpu"))
+    assert nothing.shape == (0, 4) and not is_absent(nothing) and not AbsenceMark(nothing).is_set()
