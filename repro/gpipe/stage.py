@@ -183,7 +183,7 @@ class Stage:
             # The input must survive a first layer that works in place: R starts from it again.
             inputs = map_tensors(lambda e: e.detach().clone(), inputs)
         with torch.no_grad(), self.batch_norm.watching(record=True):
-            return self._run(flight, inputs, targets)
+            return self._run(flight, inputs, targets, again=ready.learns)
 
     def recompute(self, micro_batch: int) -> None:
         """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""
@@ -272,7 +272,13 @@ class Stage:
             )
 
     def _run(
-        self, flight: _Flight, inputs: Boundary, targets: Targets | None = None, *, metrics: bool = True
+        self,
+        flight: _Flight,
+        inputs: Boundary,
+        targets: Targets | None = None,
+        *,
+        metrics: bool = True,
+        again: bool = False,
     ) -> tuple[Boundary, MicroBatchReport | None]:
         with _on(self.device):
             outputs = self._run_layers(inputs, flight.seeds)
@@ -281,7 +287,9 @@ class Stage:
             if flight.targets is None:
                 assert targets is not None
                 flight.targets = targets()
-            return outputs, self._judge(outputs, flight.targets, flight.seeds, metrics=metrics)
+            # As the inputs, they must survive a loss that works in place where R computes it again.
+            given = map_tensors(torch.clone, flight.targets) if again else flight.targets
+            return outputs, self._judge(outputs, given, flight.seeds, metrics=metrics)
 
     def _run_layers(self, value: Boundary, seeds: tuple[int, ...]) -> Boundary:
         drawn_from = generator(self.device)
