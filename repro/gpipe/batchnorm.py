@@ -42,7 +42,8 @@ class PooledBatchNorm:
 
     The statistics of a micro-batch come from the BatchNorm kernel itself: for the length of the forward the layer is
     given empty running buffers and momentum 1, which makes it write its own batch mean and unbiased variance there.
-    So nothing is computed twice.
+    So nothing is computed twice. A layer that checkpoints within itself runs its BatchNorm once more in B, where nobody
+    looks: what that does to the running statistics is taken back at the end of the mini-batch.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -62,6 +63,7 @@ class PooledBatchNorm:
             if isinstance(module, _BatchNorm):
                 self._layers.append(module)
         self._moments: dict[_BatchNorm, _Moments] = {}
+        self._before: dict[_BatchNorm, list[tuple[Tensor, Tensor]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -75,10 +77,13 @@ class PooledBatchNorm:
         undo: list[Callable[[], None]] = []
         handles = []
         for layer in self._layers:
-            handles.append(layer.register_forward_pre_hook(lambda module, args: _lend_buffers(module, undo)))
+            handles.append(layer.register_forward_pre_hook(lambda module, args: self._lend_buffers(module, undo)))
             handles.append(
                 layer.register_forward_hook(
-                    lambda module, args, output: self._take_back(module, args[0], undo, record=record)
+                    lambda module, args, named, output: self._take_back(
+                        module, args[0] if args else named["input"], undo, record=record
+                    ),
+                    with_kwargs=True,
                 )
             )
         try:
@@ -88,6 +93,26 @@ class PooledBatchNorm:
                 undo.pop()()
             for handle in handles:
                 handle.remove()
+
+    def _lend_buffers(self, layer: nn.Module, undo: list[Callable[[], None]]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        if not _tracks(layer):
+            return
+        mean, variance, counter = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        momentum = layer.momentum
+        assert mean is not None and variance is not None
+        if layer not in self._before:
+            buffers = [buffer for buffer in (mean, variance, counter) if buffer is not None]
+            self._before[layer] = [(buffer, buffer.clone()) for buffer in buffers]
+
+        def restore() -> None:
+            layer.running_mean, layer.running_var, layer.num_batches_tracked = mean, variance, counter
+            layer.momentum = momentum
+
+        undo.append(restore)
+        layer.running_mean, layer.running_var = torch.zeros_like(mean), torch.zeros_like(variance)
+        layer.num_batches_tracked = None
+        layer.momentum = 1.0
 
     def _take_back(self, layer: nn.Module, seen: Tensor, undo: list[Callable[[], None]], *, record: bool) -> None:
         assert isinstance(layer, _BatchNorm)
@@ -111,6 +136,7 @@ class PooledBatchNorm:
             reduce: sums a tensor over the data-parallel replicas, so that the pool is the union mini-batch. Every
                 replica must call it, also one that had no rows.
         """
+        self._restore()
         for layer in self._layers:
             if not _tracks(layer):
                 continue
@@ -123,28 +149,18 @@ class PooledBatchNorm:
 
     def forget(self) -> None:
         """Drops what was gathered, for a mini-batch that did not end well."""
+        self._restore()
         self._moments.clear()
+
+    def _restore(self) -> None:
+        for buffers in self._before.values():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        self._before.clear()
 
 
 def _tracks(layer: _BatchNorm) -> bool:
     return layer.training and layer.track_running_stats and layer.running_mean is not None
-
-
-def _lend_buffers(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
-    assert isinstance(layer, _BatchNorm)
-    if not _tracks(layer):
-        return
-    mean, variance, counter, momentum = layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum
-    assert mean is not None and variance is not None
-
-    def restore() -> None:
-        layer.running_mean, layer.running_var, layer.num_batches_tracked = mean, variance, counter
-        layer.momentum = momentum
-
-    undo.append(restore)
-    layer.running_mean, layer.running_var = torch.zeros_like(mean), torch.zeros_like(variance)
-    layer.num_batches_tracked = None
-    layer.momentum = 1.0
 
 
 def _pool_replicas(layer: _BatchNorm, own: _Moments | None, reduce: Callable[[Tensor], Tensor]) -> _Moments | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import lightning.pytorch as pl
+from torch import nn
 
 from repro.errors import UserError
 from repro.planning import check_partition
@@ -92,6 +93,22 @@ def check_parameters(module: PipelineModule) -> None:
             f"parameters outside layers() are on no stage: {', '.join(outside[:5])}; move them into a layer "
             f"(see {DOCS})"
         )
+
+
+def check_replicas(module: PipelineModule) -> None:
+    """What several replicas cannot train.
+
+    Raises:
+        UserError: a layer whose gradients are sparse.
+    """
+    assert module.model is not None
+    for index, layer in enumerate(module.model):
+        for part in layer.modules():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                raise UserError(
+                    f"layer {index} has sparse gradients (nn.{type(part).__name__}(sparse=True)), which are not summed "
+                    "over replicas; use sparse=False, or data_parallel_size=1"
+                )
 
 
 def check_run(

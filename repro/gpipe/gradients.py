@@ -27,18 +27,20 @@ def sum_over_replicas(parameters: Sequence[nn.Parameter], mesh: PipelineMesh) ->
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in group if p.grad is not None]
-        vector = mesh.sum_over_replicas(torch.nn.utils.parameters_to_vector(gradients))
-        torch.nn.utils.vector_to_parameters(vector, gradients)
+        # In the order of their elements and not of memory: a layout such as channels_last stays what it is.
+        vector = mesh.sum_over_replicas(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        for gradient, part in zip(gradients, vector.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
 
 def share_overflow(parameters: Sequence[nn.Parameter], device: torch.device) -> None:
     """An overflow on one stage makes the gradient scaler of every rank skip the step and lower its scale."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
     finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
     overflow = torch.tensor([0.0 if finite else 1.0], device=device)
     dist.all_reduce(overflow, dist.ReduceOp.MAX)
     if finite and overflow.item() and gradients:
-        gradients[0].view(-1)[0] = float("inf")
+        gradients[0].fill_(float("inf"))
 
 
 def clip_grad_norm(

@@ -40,7 +40,7 @@ from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
 from .building import Measure, build_layers
-from .checks import check_module, check_options, check_parameters, check_run
+from .checks import check_module, check_options, check_parameters, check_replicas, check_run
 from .clocks import gather_trace
 from .decisions import announce_decisions
 from .engine import Engine
@@ -344,6 +344,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         if self._mesh is not None and self._data_parallel_size > 1:
+            check_replicas(module)
             share_weights(module, self._mesh)
         check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None

@@ -284,6 +284,12 @@ def _stream(rank: int, world_size: int) -> None:
     fit(Regression(), DataLoader(Stream(), batch_size=4), num_stages=1, devices=2, data_parallel_size=2)
 
 
+def _sparse(rank: int, world_size: int) -> None:
+    layers = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+    data = DataLoader(TensorDataset(torch.arange(8), torch.ones(8, 1)), batch_size=2)
+    fit(Regression(*layers, optimizer=torch.optim.SparseAdam), data, num_stages=1, devices=2, data_parallel_size=2)
+
+
 def few_rows() -> None:
     module, counted = Regression(), []
     module.on_train_batch_end = lambda *_: counted.append(  # type: ignore[method-assign]
@@ -355,6 +361,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "The module after a run in processes": (Case(on_two=_call_afterwards),),
     "Predictions": (Case(with_pools=predict),),
     "Replicas and iterable data sets": (Case(on_two=_stream),),
+    "Replicas and sparse gradients": (Case(on_two=_sparse),),
     "Elements without rows, or with different rows": (
         Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.tensor(1.0))))),
         Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.ones(3, 1))))),

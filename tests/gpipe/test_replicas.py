@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from repro.gpipe.gradients import share_overflow, sum_over_replicas
 from repro.gpipe.mesh import PipelineMesh
 from tests.helpers.models import MODELS
 from tests.helpers.oracle import whole_batch_step
@@ -97,3 +98,53 @@ def test_batch_norm_is_pooled_over_replicas(pools: Pools) -> None:
         for one, other in ((0, 2), (1, 3)):
             for name, buffer in by_rank[one][number]["buffers"].items():
                 assert (buffer == by_rank[other][number]["buffers"][name]).all(), f"{name} differs between replicas"
+
+
+def layouts() -> list[nn.Parameter]:
+    """Parameters that do not lie in memory as they are read, and an empty one."""
+    image = torch.zeros(3, 2, 4, 4).to(memory_format=torch.channels_last)
+    return [nn.Parameter(value) for value in (torch.zeros(0, 3), image, torch.zeros(5, 6)[:, :4].t(), torch.zeros(7))]
+
+
+def sum_layouts(rank: int, world_size: int) -> list[tuple[bool, bool]]:
+    """Whether each sum is right, and lies as the parameter does; the last parameter has a gradient on rank 1 only."""
+    mesh = PipelineMesh(1, world_size)
+    try:
+        parameters = layouts()
+        for parameter in parameters[: len(parameters) - (rank == 0)]:
+            parameter.grad = torch.empty_like(parameter).copy_(
+                torch.arange(parameter.numel()).view(parameter.shape) * (rank + 1.0)
+            )
+        sum_over_replicas(parameters, mesh)
+        wanted = [torch.arange(p.numel()).view(p.shape) * (2.0 if p is parameters[-1] else 3.0) for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        pairs = zip(gradients, wanted, parameters, strict=True)
+        return [(torch.equal(g, w), g.stride() == torch.empty_like(p).stride()) for g, w, p in pairs]
+    finally:
+        mesh.close()
+
+
+def test_sums_over_replicas_keep_the_layout_of_each_gradient(pools: Pools) -> None:
+    assert pools(2).run(sum_layouts) == [[(True, True)] * 4] * 2
+
+
+def overflow(rank: int, world_size: int, where: int) -> list[bool]:
+    """Whether each gradient here is finite after one on rank ``where`` was not."""
+    mesh = PipelineMesh(world_size)
+    try:
+        parameters = layouts()
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+            if rank == where:
+                parameter.grad.fill_(float("inf"))
+        share_overflow(parameters, torch.device("cpu"))
+        return [bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None]
+    finally:
+        mesh.close()
+
+
+def test_an_overflow_on_one_stage_shows_on_all_whatever_their_layout(pools: Pools) -> None:
+    for seen in pools(2).run(overflow, 1):
+        assert not all(seen)
+    for seen in pools(2).run(overflow, 5):
+        assert all(seen)

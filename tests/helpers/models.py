@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from repro.gpipe.rng import initialisation_seed
 
@@ -167,6 +168,19 @@ class Twins(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         return value * (self.first.view(-1) + self.second.view(-1))
+
+
+class CheckpointedNorm(nn.Module):
+    """Normalises and re-computes that by itself, with the norm called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        normed: Tensor = checkpoint(lambda rows: self.inner(self.norm(input=rows)), value, use_reentrant=False)
+        return normed
 
 
 class Residual(nn.Module):
@@ -347,6 +361,9 @@ MODELS: dict[str, Model] = {
         ),
         whole=False,
         min_rows=2,
+    ),
+    "batch_norm_checkpointed": Model(
+        (_linear, CheckpointedNorm, nn.Tanh, CheckpointedNorm, _head), whole=False, min_rows=2
     ),
     "batch_norm_1d": Model(_conv(1), partial(images, dimensions=1), whole=False),
     "batch_norm_2d": Model(_conv(2), partial(images, dimensions=2), whole=False),

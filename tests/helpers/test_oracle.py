@@ -14,7 +14,8 @@ from tests.helpers.oracle import cut, pooled_step
 DETERMINISTIC = [name for name in MODELS if name != "dropout"]
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
+# Plain PyTorch counts what a checkpointed BatchNorm sees twice.
+@pytest.mark.parametrize("name", [name for name in DETERMINISTIC if name != "batch_norm_checkpointed"])
 def test_one_micro_batch_is_a_plain_training_step_batch_norm_included(name: str) -> None:
     spec = MODELS[name]
     layers = spec.layers()
