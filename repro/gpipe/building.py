@@ -14,6 +14,7 @@ from torch import nn
 from repro.errors import UserError
 from repro.planning import check_partition, partition
 
+from .gathering import mark_elsewhere
 from .microbatch import Boundary
 from .profile_cache import ProfileCache
 from .profiling import Factory, cached_time_costs, flop_costs, parameter_costs
@@ -191,6 +192,7 @@ def build_layers(
                 f"the module was built for other stages: this rank does not hold layer {index}; make a new module and "
                 "load the checkpoint into it"
             )
+        mark_elsewhere(layers[index], not is_here[index])
     own = tuple(index for index, held in enumerate(is_here) if held)
     return BuiltLayers(nn.Sequential(*layers), tuple(counts), own, costs, name, sizes)
 

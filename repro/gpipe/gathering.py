@@ -33,9 +33,21 @@ def gather_dicts(own: dict[Any, Any], mesh: PipelineMesh | None) -> dict[Any, An
 def gather_module_state(module: nn.Module, mesh: PipelineMesh | None) -> dict[str, Tensor]:
     """The unsplit module's state dict, on the first rank."""
     state = module.state_dict()
-    order = list(state)
-    gathered = gather_dicts({name: value for name, value in state.items() if not _is_foreign(value)}, mesh)
-    return {name: gathered[name] for name in order if name in gathered}
+    # Not by the meta device alone: a layer's extra state is what it likes.
+    foreign = tuple(f"{name}." for name, part in module.named_modules() if is_elsewhere(part)) if mesh else ()
+    own = {name: value for name, value in state.items() if not name.startswith(foreign)}
+    gathered = gather_dicts(own, mesh)
+    return {name: gathered[name] for name in state if name in gathered}
+
+
+def mark_elsewhere(layer: nn.Module, elsewhere: bool) -> None:
+    """Notes on ``layer`` whether another rank holds it; copies of it say the same."""
+    layer._gpipe_elsewhere = elsewhere  # type: ignore[assignment]
+
+
+def is_elsewhere(layer: nn.Module) -> bool:
+    """Whether ``layer`` stands for one that another rank holds."""
+    return getattr(layer, "_gpipe_elsewhere", False) is True
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -173,7 +185,3 @@ class MetricStates:
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, state.cpu() if dist.get_rank() in self.ranks else None)
         return [states[rank].to(state.device) for rank in self.ranks]
-
-
-def _is_foreign(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_meta

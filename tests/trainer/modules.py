@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from repro.gpipe import PipelineModule
+from repro.gpipe import PipelineModule, is_recomputing
 
 WIDTH = 4
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -70,6 +70,25 @@ class Spike(nn.Linear):
         return outputs.tanh()
 
 
+class Counting(nn.Linear):
+    """Keeps, beside its parameters, how many rows it has learnt from."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.rows = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.training and not is_recomputing():
+            self.rows += len(value)
+        return super().forward(value)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"rows": self.rows}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.rows = state["rows"]
+
+
 LAYERS: Mapping[str, Sequence[Callable[[], nn.Module]]] = {
     "plain": (hidden, hidden, hidden, Shift, head),
     "drawing": (hidden, drop, norm, hidden, drop, head),
@@ -78,6 +97,7 @@ LAYERS: Mapping[str, Sequence[Callable[[], nn.Module]]] = {
     "frozen_first": (frozen, frozen, hidden, hidden, head),
     "spike": (Spike, hidden, hidden, head),
     "unused": (WithUnused, hidden, WithUnused, hidden, head),
+    "extra_state": (Counting, hidden, Counting, hidden, head),
     "frozen_middle": (hidden, hidden, frozen, frozen, head),
 }
 

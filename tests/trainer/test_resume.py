@@ -61,6 +61,7 @@ CHAINS = {
     "plateau": Chain((K3, K2, ONE), (3, 8), scheduler="plateau"),
     "frozen": Chain((K2, K3, ONE), (3, 6), layers="frozen_first"),
     "factored states": Chain((K2, ONE, K3), (3, 6), optimizer="adafactor"),
+    "extra state": Chain((K3, K2, ONE), (3, 6), layers="extra_state"),
     "empty stage": Chain((Pipeline(3, partition=(2, 2, 1)), K2, ONE), (3, 6), layers="empty_stage"),
 }
 WHAT = ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step", "loops", "gpipe")
