@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.trainer.connectors import accelerator_connector
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -208,6 +210,19 @@ def counts_twice() -> None:
     assert (len(layer.drawn), layer.again) == (8, 4)
 
 
+def _after_a_step(remat: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
+    torch.manual_seed(1)
+    module = Regression(make(), nn.Tanh(), nn.Linear(64, 1), optimizer=partial(torch.optim.SGD, lr=0.1))
+    fit(module, max_steps=1, remat=remat)
+    return {name: value for name, value in module.named_parameters() if "weight" in name}
+
+
+def moves_on() -> None:
+    for make, same in ((partial(nn.Linear, 4, 64), True), (lambda: spectral_norm(nn.Linear(4, 64)), False)):
+        always, never = (_after_a_step(remat, make) for remat in ("always", "never"))
+        assert all(torch.equal(always[name], never[name]) for name in always) == same
+
+
 class Looking(pl.Callback):
     """Compares the norm that a rank sees with the one over all stages."""
 
@@ -299,6 +314,17 @@ def few_rows() -> None:
     assert counted == [3]
 
 
+def shared_memory() -> None:
+    losses = set()
+    for remat in ("always", "never"):
+        torch.manual_seed(1)
+        inputs = torch.ones(8, 4)
+        module = Regression(Doubling(), nn.Linear(4, 4))
+        runner = fit(module, batches((inputs, inputs)), num_stages=1, max_steps=1, remat=remat)
+        losses.add(round(float(runner.callback_metrics["train_loss"]), 4))
+    assert len(losses) == 2
+
+
 def in_place() -> None:
     for runner in (trainer(), pl.Trainer(**_QUIET)):
         inputs = torch.ones(8, 4)
@@ -350,7 +376,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), num_micro_batches=8)),
     ),
     "Random numbers from elsewhere": (Case(draws_again),),
-    "Layers that count or change themselves": (Case(counts_twice),),
+    "Layers that count or change themselves": (Case(counts_twice), Case(moves_on)),
     "Compiled layers": (Case(compiled),),
     "Manual optimization": (Case(manual),),
     "Logging from the loss": (Case(lambda: fit(LoggingFromLoss())),),
@@ -367,7 +393,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(), batches((torch.ones(4, 4), torch.ones(3, 1))))),
     ),
     "A batch with fewer rows than M": (Case(few_rows),),
-    "In-place layers and your batch": (Case(in_place),),
+    "In-place layers and your batch": (Case(in_place), Case(shared_memory)),
     "Processes, stages, layers": (
         Case(lambda: fit(Regression(), num_stages=4, devices=2)),
         Case(lambda: fit(Regression(), num_stages=5)),
