@@ -32,6 +32,7 @@ from typing import Any
 PRELOAD = ["pytest", "torch", "torch.distributed.device_mesh", "torch._dynamo", "lightning"]
 STACKS = "what this rank was doing when the time was over:"
 START_TIMEOUT = 60.0
+STACKS_TIMEOUT = 20.0
 
 
 def context() -> multiprocessing.context.ForkServerContext:
@@ -157,13 +158,20 @@ class Ranks:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def dump_stacks(self) -> None:
-        """Lets every rank that is still alive write the stacks of its threads to its stderr."""
-        for rank, process in enumerate(self.processes):
-            if process.is_alive() and process.pid:
-                with (self.directory / str(rank)).open("a") as file:
-                    file.write(f"\n{STACKS}\n")
-                os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(0.3)
+        """Lets every rank that is still alive write the stacks of its threads to its stderr, and waits until it has."""
+        asked = [rank for rank, process in enumerate(self.processes) if process.is_alive() and process.pid]
+        for rank in asked:
+            with (self.directory / str(rank)).open("a") as file:
+                file.write(f"\n{STACKS}\n")
+            os.kill(self.processes[rank].pid or 0, signal.SIGUSR1)
+        end, before = time.monotonic() + STACKS_TIMEOUT, None
+        while time.monotonic() < end:
+            time.sleep(0.2)
+            told = [self.stderr(rank).rpartition(STACKS)[2] for rank in asked]
+            # Nothing marks the end of what is written.
+            if all("most recent call first" in text for text in told) and told == before:
+                return
+            before = told
 
     def kill(self) -> None:
         """Ends every rank and what it started, and forgets them."""

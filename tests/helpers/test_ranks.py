@@ -16,6 +16,8 @@ import torch.distributed as dist
 from tests.helpers.ranks import Pools, RankError, RankTimeout, fresh_ranks
 
 ROOT = Path(__file__).parents[2]
+UNDER_WAY = 5.0
+"""Seconds after which a rank has long called the function that it was given, also on a busy machine."""
 
 
 def all_reduce(rank: int, world_size: int, value: float) -> tuple[float, int, str, int]:
@@ -102,10 +104,8 @@ def test_a_result_that_cannot_be_sent_is_a_failure(pools: Pools) -> None:
 
 def test_a_hang_ends_and_shows_what_every_rank_was_doing(pools: Pools) -> None:
     pool = pools(2)
-    start = time.monotonic()
-    with pytest.raises(RankTimeout, match=r"not over after 1 s on ranks \[1\] of 2") as caught:
-        pool.run(receive_from_nobody, timeout=1.0)
-    assert time.monotonic() - start < 20
+    with pytest.raises(RankTimeout, match=rf"not over after {UNDER_WAY:g} s on ranks \[1\] of 2") as caught:
+        pool.run(receive_from_nobody, timeout=UNDER_WAY)
     assert "in receive_from_nobody" in caught.value.rank_traceback
     assert "rank 0 (done)" in str(caught.value)
     assert pool.run(all_reduce, 0.0)[1][0] == 1.0
@@ -131,7 +131,7 @@ def test_a_fresh_rank_that_raises_exits_with_one_and_its_traceback() -> None:
 
 
 def test_a_fresh_rank_that_hangs_is_killed_with_its_stacks() -> None:
-    for end in fresh_ranks(2, receive_from_each_other, timeout=1):
+    for end in fresh_ranks(2, receive_from_each_other, timeout=UNDER_WAY):
         assert (end.exit_code, end.timed_out) == (-signal.SIGKILL, True)
         assert "receive_from_each_other" in end.stderr
 
