@@ -96,7 +96,7 @@ def check_parameters(module: PipelineModule) -> None:
 
 
 def check_replicas(module: PipelineModule) -> None:
-    """What several replicas cannot train.
+    """Before a fit: what several replicas cannot train.
 
     Raises:
         UserError: a layer whose gradients are sparse.

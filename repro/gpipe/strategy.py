@@ -344,7 +344,8 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         if self._mesh is not None and self._data_parallel_size > 1:
-            check_replicas(module)
+            if fitting:
+                check_replicas(module)
             share_weights(module, self._mesh)
         check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None

@@ -76,14 +76,15 @@ def pooled_step(
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     before = [copy.deepcopy(norm.state_dict()) for norm in norms]
     seen: list[list[Tensor]] = [[] for _ in norms]
-    forward = [True]  # not in the backward, where a layer that checkpoints runs once more
-    for norm, inputs_seen in zip(norms, seen, strict=True):
+    watching = [
         norm.register_forward_pre_hook(
-            lambda _, args, named, inputs_seen=inputs_seen: (
-                inputs_seen.append((args[0] if args else named["input"]).detach().clone()) if forward[0] else None
+            lambda _, args, named, inputs_seen=inputs_seen: inputs_seen.append(
+                (args[0] if args else named["input"]).detach().clone()
             ),
             with_kwargs=True,
         )
+        for norm, inputs_seen in zip(norms, seen, strict=True)
+    ]
 
     key = StepKey(seed, batch_counter, replica)
     sums, counts, outputs, judged = [], [], [], []
@@ -100,7 +101,8 @@ def pooled_step(
             if metrics is not None:
                 judged.append(metrics(_detached(output), answer))
     total = torch.stack(sums).sum() / sum(counts)
-    forward[0] = False
+    for handle in watching:
+        handle.remove()  # in the backward a layer that checkpoints runs once more
     if total.requires_grad:
         total.backward()
     for norm, state, inputs_seen in zip(norms, before, seen, strict=True):

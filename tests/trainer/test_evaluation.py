@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers.ranks import Pools
-from tests.trainer.modules import Points, Regression
+from tests.trainer.modules import WIDTH, Points, Regression, head
 from tests.trainer.running import ONE, PLAIN, Pipeline, assert_same, loader, own_seed, trainer, untouched
 
 PIPELINES = (
@@ -88,3 +91,21 @@ def test_each_entry_point_alone_equals_one_process(pipeline: Pipeline, pools: Po
                     assert_same(torch.cat(outputs), torch.cat(wanted), where)
             else:
                 assert_same(seen[name], wanted, where)
+
+
+class Sparse(Regression):
+    """Its first layer has sparse gradients."""
+
+    def layers(self) -> Sequence[Callable[[], nn.Module]]:
+        return [partial(nn.Embedding, 8, WIDTH, sparse=True), head]
+
+
+def validate_sparse(rank: int, world_size: int) -> list[str]:
+    data = DataLoader(TensorDataset(torch.arange(8), torch.ones(8, 1)), batch_size=2)
+    runner = trainer(Pipeline(1, data_parallel_size=2))
+    return list(runner.validate(Sparse(), data, verbose=False)[0])
+
+
+def test_replicas_evaluate_what_they_could_not_train(pools: Pools) -> None:
+    """Sparse gradients cannot be summed over replicas, but here there are none."""
+    assert pools(2).run(validate_sparse) == [["val_loss", "val_error"]] * 2
