@@ -23,6 +23,7 @@ from .emulation import Pace, boundary_rows, sharpen_timers, sum_of_outputs
 from .ranks import Tell
 from .schedule_costs import traced_costs
 from .schedule_plan import Order, SchedulePlan
+from .turns import balanced_orders
 
 _BOUNDARY_BYTES = 4096
 
@@ -56,7 +57,7 @@ class LiveRecorder(Recorder):
 
 
 def run_schedules(rank: int, tell: Tell, plan: SchedulePlan) -> list[dict[str, Any]]:
-    """Runs a plan on its K ranks: for each M, rounds with one step of every schedule, in an order that rotates.
+    """Runs a plan on its K ranks: for each M, rounds with one step of every schedule, in an order that changes.
 
     Returns:
         A dict for each M and order: ``num_micro_batches``, ``schedule``, ``num_virtual_stages``; ``seconds`` of each
@@ -101,13 +102,13 @@ def _run(plan: SchedulePlan, num_micro_batches: int, mesh: PipelineMesh) -> list
                 "peak_live": peaks,
             }
         )
+    orders = balanced_orders(range(len(engines)))
     pace.factor = 1.0
     gc.collect()
     gc.disable()
     try:
         for number in range(plan.rounds):
-            for turn in range(len(engines)):
-                which = (turn + number) % len(engines)
+            for which in orders[number % len(orders)]:
                 dist.barrier()
                 begun = time.perf_counter()
                 engines[which].train_step(inputs, targets, batch_counter=number + 1)

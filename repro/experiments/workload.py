@@ -50,7 +50,7 @@ class SpeedPlan:
     """How much is timed.
 
     Attributes:
-        rounds: each runs every way once, in an order that rotates.
+        rounds: each runs every way once, in an order that changes.
         steps: of each way in a round.
         warm_up: steps of each way before.
     """

@@ -168,7 +168,7 @@ class ProcessTransport(LocalTransport):
             follows = (spec, tuple(None if e is None else e.detach().cpu().clone() for e in values))
             values = tuple(absent(e, self._device) for e in expected.tensors)
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
-            carried.tensors = values
+            carried.note(values)
             self._sender.send_tensors(values, peer, self._channel(message.direction, target))
         if follows is not None:
             self._sender.send_object(follows, peer, control)
@@ -201,7 +201,7 @@ class ProcessTransport(LocalTransport):
             for value, gradient in wanted
         ]
         with self._recorder.sending(self._mesh.pipeline_rank, message) as carried:
-            carried.tensors = filled
+            carried.note(filled)
             self._sender.send_tensors(filled, self._mesh.rank_of(target), self._channel(message.direction, target))
 
     @override
@@ -210,7 +210,6 @@ class ProcessTransport(LocalTransport):
         if source == self._mesh.pipeline_rank:
             return super().receive_gradient(message)
         received = self._take(self._inboxes[source, message.direction], message)
-        del self._wanted[message.target_stage, message.micro_batch]
         pairs = zip(received.values, received.marks, strict=True)
         return tuple(None if mark is None or mark.is_set() else value for value, mark in pairs)
 
@@ -230,7 +229,7 @@ class ProcessTransport(LocalTransport):
             self._post_ahead(inbox, message)
             inbox.wait(received)
             self._confirm(inbox, received)
-            carried.tensors = received.values
+            carried.note(received.values)
         return received
 
     def _post_ahead(self, inbox: _Inbox, message: Message) -> None:
@@ -242,7 +241,7 @@ class ProcessTransport(LocalTransport):
         """Posts the next message of a channel; False where only a header that has to be waited for tells its size."""
         message = inbox.unposted[0]
         if message.direction == "gradient":
-            wanted = self._wanted.get((message.target_stage, message.micro_batch))
+            wanted = self._wanted.pop((message.target_stage, message.micro_batch), None)
             if wanted is not None:
                 inbox.post(wanted, self._device)
             return wanted is not None

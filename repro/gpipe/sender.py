@@ -42,9 +42,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def send(self, tensor: Tensor, destination: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-        """Starts to send ``tensor`` to global rank ``destination``."""
-        if tensor.numel() == 0:
-            return
+        """Starts to send ``tensor``, which is not empty, to global rank ``destination``."""
         self._start(plain(tensor), destination, group, tag)
 
     def _start(self, whole: Tensor, destination: int, group: dist.ProcessGroup, tag: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,7 @@ class MicroBatchReport:
 class _Flight:
     """A micro-batch between its F and its B (or W) on this stage."""
 
+    learns: bool
     seeds: tuple[int, ...]
     inputs: Boundary
     targets: Boundary | None = None
@@ -68,7 +69,7 @@ class _Flight:
 class _Ready:
     """What F of a micro-batch needs and the values of its inputs have no part in.
 
-    ``entered`` is what the first layer gets, None where F keeps no graph; ``learns`` says whether B has anything to do.
+    ``entered`` is what the first layer gets, None where F keeps no graph.
     """
 
     micro_batch: int
@@ -104,6 +105,7 @@ class Stage:
         self.index = index
         self.layers = dict(layers)
         self.device = device
+        self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self.loss = loss
         self.metrics = metrics
         self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
@@ -134,18 +136,16 @@ class Stage:
             for part in (flight.inputs, flight.targets, flight.outputs):
                 yield from (e for e in elements(part if part is not None else ()) if e is not None)
 
-    def needs_gradient(self, inputs: Boundary) -> bool:
-        """Whether B of this stage has anything to do for these inputs."""
-        return any(e is not None and e.requires_grad for e in elements(inputs)) or any(
-            p.requires_grad for p in self._parameters
-        )
+    def learns(self, micro_batch: int) -> bool:
+        """Whether B of a micro-batch in flight has anything to do."""
+        return self._flights[micro_batch].learns
 
     def infer(
         self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey
     ) -> tuple[Boundary, MicroBatchReport | None]:
         """F without anything kept for B. The report is None where there is no loss or no target."""
         seeds = self._seeds(key, micro_batch)
-        with _on(self.device):
+        with self._on_device:
             outputs = self._run_layers(inputs, seeds)
             report = None if self.loss is None or targets is None else self._judge(outputs, targets(), seeds)
         return outputs, report
@@ -155,7 +155,7 @@ class Stage:
 
         So whoever waits for them has less to do once they have come.
         """
-        learns = self.needs_gradient(inputs)
+        learns = self._needs_gradient(inputs)
         entered = map_tensors(_enter, inputs) if learns and not drop else None
         self._ready = _Ready(micro_batch, inputs, learns, entered, self._seeds(key, micro_batch))
 
@@ -173,7 +173,7 @@ class Stage:
             self.prepare(micro_batch, inputs, key, drop=drop)
         assert self._ready is not None
         ready, self._ready = self._ready, None
-        flight = self._flights[micro_batch] = _Flight(ready.seeds, inputs)
+        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
         if ready.entered is not None:
             with self.batch_norm.watching(record=True):
                 outputs, report = self._run(flight, ready.entered, targets)
@@ -188,7 +188,7 @@ class Stage:
     def recompute(self, micro_batch: int) -> None:
         """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""
         flight = self._flights[micro_batch]
-        if not self.needs_gradient(flight.inputs):
+        if not flight.learns:
             return
         token = _RECOMPUTING.set(True)
         try:
@@ -245,6 +245,11 @@ class Stage:
         self._flights.clear()
         self.batch_norm.forget()
 
+    def _needs_gradient(self, inputs: Boundary) -> bool:
+        return any(e is not None and e.requires_grad for e in elements(inputs)) or any(
+            p.requires_grad for p in self._parameters
+        )
+
     def _collected(self, inputs: Boundary, received: tuple[Tensor | None, ...]) -> tuple[InputGradient | None, ...]:
         """Each input that requires a gradient, with what it has got from those that were ``received``."""
         made = tuple(None if e is None or not e.requires_grad else (e, e.grad) for e in elements(inputs))
@@ -280,7 +285,7 @@ class Stage:
         metrics: bool = True,
         again: bool = False,
     ) -> tuple[Boundary, MicroBatchReport | None]:
-        with _on(self.device):
+        with self._on_device:
             outputs = self._run_layers(inputs, flight.seeds)
             if self.loss is None:
                 return outputs, None
@@ -316,10 +321,6 @@ class Stage:
     def _seeds(self, key: StepKey, micro_batch: int) -> tuple[int, ...]:
         """One of each layer, and on the last stage one of the loss."""
         return tuple(key.layer(micro_batch, layer) for layer in self._draws)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _seeded(

@@ -120,7 +120,7 @@ class Step:
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
         if index < self._last:
-            needs = self._mode is Mode.TRAIN and stage.needs_gradient(inputs)
+            needs = self._mode is Mode.TRAIN and stage.learns(micro_batch)
             flags = tuple(
                 needs and e is not None and (e.is_floating_point() or e.is_complex()) for e in elements(outputs)
             )

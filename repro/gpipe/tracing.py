@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import override
 
 from repro.schedules import Action, Kind, Message
 
@@ -170,18 +171,22 @@ def clocks_for(devices: Sequence[torch.device]) -> list[Clock]:
     return [known[device] for device in devices]
 
 
-class Carried:
-    """The tensors of a message."""
+class Carried(AbstractContextManager["Carried"]):
+    """A message while it is handed over; this one notes nothing."""
 
-    __slots__ = ("tensors",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.tensors: Sequence[torch.Tensor | None] = ()
+    def note(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """What the message holds."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all of them."""
-        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+    @override
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        pass
+
+
+_UNRECORDED = Carried()
 
 
 class Recorder:
@@ -225,15 +230,15 @@ class Recorder:
 
     def running(self, rank: int, action: Action) -> AbstractContextManager[Any]:
         """Around the arithmetic of ``action``."""
-        return nullcontext() if self._clocks is None else _Running(self, rank, action)
+        return _UNRECORDED if self._clocks is None else _Running(self, rank, action)
 
-    def sending(self, rank: int, message: Message) -> AbstractContextManager[Carried]:
+    def sending(self, rank: int, message: Message) -> Carried:
         """Around the handing over of a message to the backend; its tensors are noted inside."""
-        return nullcontext(Carried()) if self._clocks is None else _Moving(self, rank, "send", message)
+        return _UNRECORDED if self._clocks is None else _Moving(self, rank, "send", message)
 
-    def receiving(self, rank: int, message: Message) -> AbstractContextManager[Carried]:
+    def receiving(self, rank: int, message: Message) -> Carried:
         """Around a wait for a message of the next action; its tensors are noted inside."""
-        return nullcontext(Carried()) if self._clocks is None else _Moving(self, rank, "receive", message)
+        return _UNRECORDED if self._clocks is None else _Moving(self, rank, "receive", message)
 
     def _clock(self, stage: int) -> Clock:
         assert self._clocks is not None
@@ -262,8 +267,8 @@ class _Running:
                 recorder._waits = []
 
 
-class _Moving:
-    __slots__ = ("_begun", "_carried", "_clock", "_message", "_rank", "_recorder", "_side")
+class _Moving(Carried):
+    __slots__ = ("_begun", "_clock", "_message", "_num_bytes", "_rank", "_recorder", "_side")
 
     def __init__(self, recorder: Recorder, rank: int, side: str, message: Message) -> None:
         self._recorder = recorder
@@ -271,18 +276,23 @@ class _Moving:
         self._rank = rank
         self._side = side
         self._message = message
-        self._carried = Carried()
+        self._num_bytes = 0
 
+    @override
     def __enter__(self) -> Carried:
         self._begun = self._clock.mark()
-        return self._carried
+        return self
 
+    @override
+    def note(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self._num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         if kind is None:
             recorder, ended = self._recorder, self._clock.mark()
-            num_bytes = self._carried.num_bytes
-            recorder._transfers.append((self._rank, self._side, self._message, num_bytes, self._begun, ended))
+            recorder._transfers.append((self._rank, self._side, self._message, self._num_bytes, self._begun, ended))
             if self._side == "receive":
                 recorder._waits.append((self._begun, ended))

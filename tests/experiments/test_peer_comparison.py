@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from repro.experiments.peer_comparison import IDEAL_LIMIT, TARGET, parts, rows
 from repro.experiments.ranks import Job, run_jobs
 from repro.experiments.rows import Provenance
 from repro.experiments.sweep import Request, SweepPart
-from repro.experiments.turns import paired_ratios, time_in_turns
+from repro.experiments.turns import balanced_orders, paired_ratios, time_in_turns
 from repro.experiments.workload import (
     BARE_LOOP,
     ENGINE,
@@ -146,12 +148,27 @@ def test_every_way_waits_as_long_as_its_stages(tmp_path: Path) -> None:
         assert min(values) >= plan.ideal == pytest.approx(0.036), way
 
 
-def test_turns_rotate_and_warm_up_is_not_timed() -> None:
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde", "abcdef", "abcdefg"])
+def test_every_way_runs_after_every_other_equally_often(names: str) -> None:
+    orders = balanced_orders(list(names))
+    assert all(sorted(order) == list(names) for order in orders)
+    after = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert set(after) == set(itertools.permutations(names, 2))
+    assert len(set(after.values())) == 1
+    assert all(len(set(Counter(place).values())) == 1 for place in zip(*orders, strict=True))
+
+
+def test_one_way_alone_has_one_order() -> None:
+    assert {tuple(order) for order in balanced_orders(["a"])} == {("a",)}
+
+
+def test_ways_take_turns_and_warm_up_is_not_timed() -> None:
     order: list[str] = []
     steps = {name: lambda name=name: order.append(name) for name in "abc"}
     told: list[str] = []
     seconds = time_in_turns(steps, lambda share, words: told.append(words), rounds=2, repeats=2, warm_up=1)
-    assert "".join(order) == "abc" + "aabbcc" + "bbccaa"
+    first, second = balanced_orders(list("abc"))[:2]
+    assert order == [*"abc", *(name for name in first + second for _ in range(2))]
     assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2, "c": 2}
     assert told == ["round 1 of 2", "round 2 of 2"]
 

@@ -119,7 +119,7 @@ def test_marks_of_a_gpu_are_placed_on_the_clock_of_the_host(monkeypatch: pytest.
     assert stopped == [device]  # once for both stages
     message = Message("activation", 0, 1, 3)
     with recorder.receiving(1, message) as carried:
-        carried.tensors = (torch.zeros(3), None)
+        carried.note((torch.zeros(3), None))
         Stub.now += 2.0
     with recorder.running(1, Action(Kind.FORWARD, 1, 3)):
         Stub.now += 4.0
