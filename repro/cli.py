@@ -34,7 +34,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "predict": Command("repro.tasks.cli", "main", "write predictions", passes_name=True),
         "translate": Command("repro.commands.translate", "main", "translate lines of text with a trained Transformer"),
         "verify": Command("repro.tasks.verify", "main", "one step unsplit, one through the pipeline: largest errors"),
-        "reproduce": Command("repro.experiments.reproduce", "main", "run the main comparison and write its report"),
+        "reproduce": Command(
+            "repro.experiments.comparison.reproduce", "main", "run the main comparison and write its report"
+        ),
         "run": Command("repro.experiments.run", "main", "run one table or figure of the paper and write its report"),
         "report": Command("repro.report", "main", "turn the rows of finished runs into tables and figures"),
         "bubble": Command("repro.commands.bubble", "main", "compare the schedules: bubble, peak memory, step time"),

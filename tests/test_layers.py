@@ -35,6 +35,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
 }
 
+# Likewise for the folders of the experiments; files beside them may import all.
+EXPERIMENTS_MAY_IMPORT: dict[str, set[str]] = {
+    "sweeps": set(),
+    "costs": {"sweeps"},
+    "emulation": {"costs"},
+    "peers": {"sweeps", "costs", "emulation"},
+    "traces": {"sweeps", "costs", "emulation", "peers"},
+    "throughput": {"sweeps", "costs", "emulation"},
+    "memory": {"sweeps", "costs", "traces"},
+    "bubble": {"sweeps", "costs", "traces"},
+    "schedules": {"sweeps", "emulation", "traces"},
+    "planner": {"sweeps", "costs", "traces"},
+    "accuracy": {"sweeps", "costs"},
+    "comparison": {"sweeps", "costs", "peers", "traces", "accuracy"},
+}
+
 # Third-party packages that a part stays free of.
 FREE_OF = {
     "errors": {"torch", "torchvision", "lightning", "numpy"},
@@ -69,9 +85,10 @@ def module_of(path: Path) -> str:
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_the_table_goes_down_only() -> None:
+@pytest.mark.parametrize("table", [MAY_IMPORT, EXPERIMENTS_MAY_IMPORT], ids=["package", "experiments"])
+def test_the_table_goes_down_only(table: dict[str, set[str]]) -> None:
     above: set[str] = set()
-    for part, allowed in MAY_IMPORT.items():
+    for part, allowed in table.items():
         assert allowed <= above, part
         above.add(part)
 
@@ -85,6 +102,18 @@ def test_imports_go_down_only(path: Path) -> None:
         if head == "repro" and rest and rest[0] != "__version__":
             assert rest[0] == part or rest[0] in MAY_IMPORT[part], f"{part} must not import {name}"
         assert head not in FREE_OF.get(part, set()), f"{part} must not import {name}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.glob("experiments/*/*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_the_folders_of_the_experiments_import_down_only(path: Path) -> None:
+    folder = path.parent.name
+    assert folder in EXPERIMENTS_MAY_IMPORT, f"new folder {folder!r}: give it a line in EXPERIMENTS_MAY_IMPORT"
+    for name in imports(path):
+        if name.startswith("repro.experiments."):
+            used = name.split(".")[2]
+            assert used == folder or used in EXPERIMENTS_MAY_IMPORT[folder], f"{folder} must not import {name}"
 
 
 def test_no_two_files_import_each_other_even_round_about() -> None:

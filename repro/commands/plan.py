@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.arguments import ArgumentParser, suggest
 from repro.errors import UserError
-from repro.experiments.accelerators import accelerator_names, find_accelerator, find_link, link_names
+from repro.experiments.costs.accelerators import accelerator_names, find_accelerator, find_link, link_names
 from repro.planning.memory import OPTIMIZER_STATES, bytes_per_parameter
 from repro.planning.problem import SCHEDULES, Choice, Problem, Space, Wire
 from repro.schedules import Remat

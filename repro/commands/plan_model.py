@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from repro.errors import UserError
-from repro.experiments.costs import count_layers
+from repro.experiments.costs.layer_costs import count_layers
 from repro.gpipe import PipelineModule
 from repro.gpipe.building import make_skeletons
 from repro.gpipe.memory import count_memory

@@ -9,25 +9,25 @@ from types import MappingProxyType
 from repro.arguments import suggest
 from repro.errors import UserError
 
-from .sweep import Target
+from .sweeps.sweep import Target
 
 TARGETS: Mapping[str, str] = MappingProxyType(
     {
-        "table1": "repro.experiments.table1",
-        "table2": "repro.experiments.table2",
-        "table3": "repro.experiments.table3",
-        "remat": "repro.experiments.remat",
-        "breakdown": "repro.experiments.breakdown",
-        "bubble": "repro.experiments.bubble",
-        "figure2": "repro.experiments.figure2",
-        "peers": "repro.experiments.peer_comparison",
-        "plan": "repro.experiments.plan_check",
-        "schedules": "repro.experiments.schedules",
-        "table4": "repro.experiments.table4",
-        "figure3": "repro.experiments.figure3",
-        "table5": "repro.experiments.table5",
-        "depth": "repro.experiments.depth",
-        "figure1": "repro.experiments.figure1",
+        "table1": "repro.experiments.memory.table1",
+        "table2": "repro.experiments.throughput.table2",
+        "table3": "repro.experiments.throughput.table3",
+        "remat": "repro.experiments.memory.remat",
+        "breakdown": "repro.experiments.bubble.breakdown",
+        "bubble": "repro.experiments.bubble.bubble",
+        "figure2": "repro.experiments.bubble.figure2",
+        "peers": "repro.experiments.peers.peer_comparison",
+        "plan": "repro.experiments.planner.plan_check",
+        "schedules": "repro.experiments.schedules.schedules",
+        "table4": "repro.experiments.accuracy.table4",
+        "figure3": "repro.experiments.accuracy.figure3",
+        "table5": "repro.experiments.accuracy.table5",
+        "depth": "repro.experiments.accuracy.depth",
+        "figure1": "repro.experiments.accuracy.figure1",
     }
 )
 

@@ -13,11 +13,11 @@ from repro.arguments import ArgumentParser
 from repro.errors import UserError
 
 from .catalogue import TARGETS, find_target
-from .environment import usable_cores
-from .invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
-from .parts import PartRunner
-from .progress import Display
-from .sweep import Request, SweepPart, Target, side_by_side
+from .sweeps.environment import usable_cores
+from .sweeps.invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
+from .sweeps.parts import PartRunner
+from .sweeps.progress import Display
+from .sweeps.sweep import Request, SweepPart, Target, side_by_side
 
 SCALES = ("smoke", "laptop", "gpu")
 _COMMON = ("scale", "devices", "num_stages", "num_micro_batches", "results", "json")

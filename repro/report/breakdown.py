@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, find_row, line
 from .loading import Results

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.experiments.bubble import REMATS
-from repro.experiments.bubble_rows import GRID, MICRO_BATCH, MINI_BATCH, REPLAY, TRACE, WITH_REMAT, WITHOUT_REMAT
-from repro.experiments.bubble_verdicts import VERDICT
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.bubble.bubble import REMATS
+from repro.experiments.bubble.bubble_rows import GRID, MICRO_BATCH, MINI_BATCH, REPLAY, TRACE, WITH_REMAT, WITHOUT_REMAT
+from repro.experiments.bubble.bubble_verdicts import VERDICT
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, line, show
 from .loading import Results

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
-from repro.experiments.rows import ROWS_FILE, RUN_FILE, write_text
+from repro.experiments.sweeps.rows import ROWS_FILE, RUN_FILE, write_text
 
 from .lines import Section
 from .loading import HINT, REFERENCE, Results, find, load, references

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.datasets.paper import published
-from repro.experiments.depth import CLIP, SPECIAL, VOCABULARY
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.accuracy.depth import CLIP, SPECIAL, VOCABULARY
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section
 from .loading import Results

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.ticker import NullFormatter
 
 from repro.datasets.paper import Value, published
-from repro.experiments.figure1 import SOURCES
-from repro.experiments.rows import Row
+from repro.experiments.accuracy.figure1 import SOURCES
+from repro.experiments.sweeps.rows import Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, find_row
 from .loading import Results

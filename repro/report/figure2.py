@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import Figure, Line, Section, line
 from .loading import Results

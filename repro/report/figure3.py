@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repro.datasets.paper import published
-from repro.experiments.figure3_plans import BILINGUAL, MULTILINGUAL, STANDS_FOR
-from repro.experiments.figure3_rows import BASELINE_MODELS
-from repro.experiments.rows import Row
+from repro.experiments.accuracy.figure3_plans import BILINGUAL, MULTILINGUAL, STANDS_FOR
+from repro.experiments.accuracy.figure3_rows import BASELINE_MODELS
+from repro.experiments.sweeps.rows import Row
 
 from .figure3_finding import first, languages_by_rank, last_loss, of_size
 from .figure3_plots import PAPER_COLUMNS, PICTURE, WINDOW, draw

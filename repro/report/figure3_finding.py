@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from repro.experiments.figure3_plans import MULTILINGUAL
-from repro.experiments.rows import Row
+from repro.experiments.accuracy.figure3_plans import MULTILINGUAL
+from repro.experiments.sweeps.rows import Row
 
 from .lines import find_row
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from repro.datasets.paper import published
-from repro.experiments.figure3_plans import BILINGUAL, MULTILINGUAL, STANDS_FOR
-from repro.experiments.figure3_rows import BASELINE_MODELS, trailing_average
-from repro.experiments.rows import Row
+from repro.experiments.accuracy.figure3_plans import BILINGUAL, MULTILINGUAL, STANDS_FOR
+from repro.experiments.accuracy.figure3_rows import BASELINE_MODELS, trailing_average
+from repro.experiments.sweeps.rows import Row
 
 from .figure3_finding import first, languages_by_rank, of_size
 from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, figure

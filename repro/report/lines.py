@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 
 Select = Callable[[Row], bool]
 NOTHING = "–"

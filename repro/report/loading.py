@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.errors import UserError
-from repro.experiments.environment import ROOT
-from repro.experiments.rows import ROWS_FILE, RUN_FILE, Row, read_rows
+from repro.experiments.sweeps.environment import ROOT
+from repro.experiments.sweeps.rows import ROWS_FILE, RUN_FILE, Row, read_rows
 
 HINT = "`repro reproduce --scale smoke` or `repro run peers --scale smoke` makes one"
 REFERENCE = ROOT / "results" / "reference"

@@ -7,17 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from repro.experiments.peer_comparison import (
-    EMULATED,
-    IDEAL_LIMIT,
-    REAL,
-    REAL_LIMITS,
-    SAME_SCHEDULE,
-    SMALL_BOUNDARY,
-    TORCHGPIPE_MISSING,
-)
-from repro.experiments.rows import Row
-from repro.experiments.workload import (
+from repro.experiments.costs.workload import (
     BARE_LOOP,
     ENGINE,
     ENGINE_1F1B,
@@ -27,6 +17,16 @@ from repro.experiments.workload import (
     TORCH_1F1B,
     TORCHGPIPE,
 )
+from repro.experiments.peers.peer_comparison import (
+    EMULATED,
+    IDEAL_LIMIT,
+    REAL,
+    REAL_LIMITS,
+    SAME_SCHEDULE,
+    SMALL_BOUNDARY,
+    TORCHGPIPE_MISSING,
+)
+from repro.experiments.sweeps.rows import Row
 
 from .lines import Figure, Line, Section, line
 from .loading import Results

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.experiments.peer_comparison import IDEAL_LIMIT, SMALL_BOUNDARY
-from repro.experiments.rows import Row
-from repro.experiments.workload import BARE_LOOP, ENGINE, ENGINE_1F1B, IDEAL, ONE_PROCESS, TORCH, TORCH_1F1B, TORCHGPIPE
+from repro.experiments.costs.workload import (
+    BARE_LOOP,
+    ENGINE,
+    ENGINE_1F1B,
+    IDEAL,
+    ONE_PROCESS,
+    TORCH,
+    TORCH_1F1B,
+    TORCHGPIPE,
+)
+from repro.experiments.peers.peer_comparison import IDEAL_LIMIT, SMALL_BOUNDARY
+from repro.experiments.sweeps.rows import Row
 
 from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, figure
 

@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
+from repro.experiments.costs.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, figure
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from repro.errors import UserError
-from repro.experiments.rows import ROWS_FILE, write_text
+from repro.experiments.sweeps.rows import ROWS_FILE, write_text
 
 from .lines import NOTHING, Line
 from .loading import Results, load

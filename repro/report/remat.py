@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.schedules import Remat
 
 from .lines import NOTHING, Figure, Line, Section

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from repro.experiments.rows import Row
-from repro.experiments.scales import TRANSLATION
-from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
+from repro.experiments.accuracy.scales import TRANSLATION
+from repro.experiments.costs.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH
+from repro.experiments.sweeps.rows import Row
 
 from .lines import NOTHING, Figure, Line, Section, line
 from .loading import Results

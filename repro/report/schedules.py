@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.schedules import IDEAL, REPLAY
+from repro.experiments.schedules.schedules import IDEAL, REPLAY
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, line, show
 from .loading import Results

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.ticker import ScalarFormatter
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.table1 import AMOEBANET, TRANSFORMER, Variant
+from repro.experiments.memory.table1 import AMOEBANET, TRANSFORMER, Variant
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Line, Section, find_row
 from .loading import Results

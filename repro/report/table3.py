@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 
 from .lines import Section
 from .loading import Results

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, find_row
 from .loading import Results

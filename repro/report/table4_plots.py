@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 
 from .style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, figure
 

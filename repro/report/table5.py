@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from repro.datasets.paper import published
-from repro.experiments.figure3_rows import BASELINE_MODELS
-from repro.experiments.rows import Row
-from repro.experiments.table5_plans import SAMPLES, STEPS
+from repro.experiments.accuracy.figure3_rows import BASELINE_MODELS
+from repro.experiments.accuracy.table5_plans import SAMPLES, STEPS
+from repro.experiments.sweeps.rows import Row
 
 from .lines import NOTHING, Figure, Line, Section, find_row
 from .loading import Results

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.throughput_rows import IDEAL, RATIO
-from repro.experiments.throughput_table import REMATS, SEPARATE, WHOLE
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.throughput.rows import IDEAL, RATIO
+from repro.experiments.throughput.table import REMATS, SEPARATE, WHOLE
 
 from .lines import NOTHING, Figure, Grid, Line, Section, find_row, line
 from .loading import Results

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.throughput_rows import IDEAL, IMBALANCE, LINK, RATIO
-from repro.experiments.throughput_table import SEPARATE, WHOLE
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.throughput.rows import IDEAL, IMBALANCE, LINK, RATIO
+from repro.experiments.throughput.table import SEPARATE, WHOLE
 from repro.schedules import Remat, bubble
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.throughput_rows import IDEAL
-from repro.experiments.throughput_table import REMATS
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.throughput.rows import IDEAL
+from repro.experiments.throughput.table import REMATS
 
 from .style import BLACK, BLUE, GREEN, GREY, SKY, VERMILION, figure
 from .throughput import Wanted, cells_of, models_of, published_ratios, scaled_name, torchgpipe_cells

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 
 from .style import GREEN, ORANGE, PURPLE, SKY
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from repro.experiments.depth import CLIP, deep_runs
-from repro.experiments.sweep import Request
+from repro.experiments.accuracy.depth import CLIP, deep_runs
+from repro.experiments.sweeps.sweep import Request
 
 LAPTOP = Request("laptop", "cpu", None, None, {})
 SMOKE = Request("smoke", "cpu", None, None, {})

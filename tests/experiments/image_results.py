@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from repro.experiments.sweep import Request
-from repro.experiments.table4_plans import ImageRun, image_runs
+from repro.experiments.accuracy.table4_plans import ImageRun, image_runs
+from repro.experiments.sweeps.sweep import Request
 
 PARAMETERS = {"small": 8_000, "middle": 26_000, "large": 97_000}
 BASE = {"small": 0.80, "middle": 0.84, "large": 0.88}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.agreement import Tolerance
-from repro.experiments.bubbles import events_of
-from repro.experiments.collect import Run, agreement_rows, bubble_rows, learning_rows
-from repro.experiments.rows import Row
-from repro.experiments.scales import IMAGES, TRANSLATION, Task
-from repro.experiments.speed import speed_rows
-from repro.experiments.training import TrainingPlan, event_fields
-from repro.experiments.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH, SpeedPlan, Workload
+from repro.experiments.accuracy.scales import IMAGES, TRANSLATION, Task
+from repro.experiments.accuracy.training import TrainingPlan, event_fields
+from repro.experiments.comparison.agreement import Tolerance
+from repro.experiments.comparison.collect import Run, agreement_rows, bubble_rows, learning_rows
+from repro.experiments.costs.workload import BARE_LOOP, ENGINE, ONE_PROCESS, TORCH, SpeedPlan, Workload
+from repro.experiments.peers.speed import speed_rows
+from repro.experiments.sweeps.rows import Row
+from repro.experiments.traces.bubbles import events_of
 from repro.schedules import make_schedule, simulate
 
 FORWARD, BACKWARD, RECOMPUTE = 0.01, 0.02, 0.01

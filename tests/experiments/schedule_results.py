@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from repro.experiments.bubbles import events_of, measured_bubble
-from repro.experiments.schedule_costs import traced_costs
-from repro.experiments.schedule_plan import SchedulePlan
+from repro.experiments.schedules.schedule_plan import SchedulePlan
+from repro.experiments.traces.bubbles import events_of, measured_bubble
+from repro.experiments.traces.schedule_costs import traced_costs
 
 
 def results_of(plan: SchedulePlan, slower: Mapping[str, float]) -> list[dict[str, Any]]:

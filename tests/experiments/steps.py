@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from repro.experiments.bubbles import events_of, measured_bubble, stage_costs
-from repro.experiments.step_plan import StepPlan
+from repro.experiments.traces.bubbles import events_of, measured_bubble, stage_costs
+from repro.experiments.traces.step_plan import StepPlan
 from repro.schedules import edges, make_schedule, simulate
 
 

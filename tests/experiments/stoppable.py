@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repro.experiments.checks import Check
-from repro.experiments.ranks import Tell
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.sweep import Request, SweepPart, Target
+from repro.experiments.sweeps.checks import Check
+from repro.experiments.sweeps.ranks import Tell
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.sweeps.sweep import Request, SweepPart, Target
 
 ROW = Row("wait", "none", None, None, None, None, None, Provenance.MEASURED, "one", 1.0, "1")
 

@@ -17,11 +17,12 @@ import pytest
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
-from repro.experiments import catalogue, environment, parts, run
-from repro.experiments.checks import Check
-from repro.experiments.ranks import Job, JobError, Tell
-from repro.experiments.rows import Provenance, Row, read_rows
-from repro.experiments.sweep import Request, SweepPart, Target, plain, side_by_side
+from repro.experiments import catalogue, run
+from repro.experiments.sweeps import environment, parts
+from repro.experiments.sweeps.checks import Check
+from repro.experiments.sweeps.ranks import Job, JobError, Tell
+from repro.experiments.sweeps.rows import Provenance, Row, read_rows
+from repro.experiments.sweeps.sweep import Request, SweepPart, Target, plain, side_by_side
 
 ROW = Row("square", "numbers", None, None, None, None, None, Provenance.MEASURED, "square", 0.0, "1")
 
@@ -314,7 +315,8 @@ def test_the_list_of_targets_is_light_and_complete() -> None:
 SCRIPT = """
 import sys
 from types import ModuleType
-from repro.experiments import catalogue, environment, run
+from repro.experiments import catalogue, run
+from repro.experiments.sweeps import environment
 from tests.experiments import stoppable
 environment.code_revision = lambda: "0123456789ab"
 catalogue.TARGETS = {"stoppable": stoppable.__name__}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from repro.experiments import table2
-from repro.experiments.sweep import Request
-from repro.experiments.throughput import Host, simulated_step
-from repro.experiments.throughput_table import choose
+from repro.experiments.sweeps.sweep import Request
+from repro.experiments.throughput import table2
+from repro.experiments.throughput.cells import Host, simulated_step
+from repro.experiments.throughput.table import choose
 
 OPTIONS: dict[str, Any] = {
     "models": ["transformer"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from repro.experiments import figure3_plans, table5_plans
-from repro.experiments.sweep import Request
-from repro.experiments.translation_runs import TranslationRun
+from repro.experiments.accuracy import figure3_plans, table5_plans
+from repro.experiments.accuracy.translation_runs import TranslationRun
+from repro.experiments.sweeps.sweep import Request
 
 LAPTOP = Request("laptop", "cpu", None, None, {"seed": None})
 SMOKE = Request("smoke", "cpu", None, None, {"seed": None})

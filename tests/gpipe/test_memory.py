@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from repro.experiments.scaled_down import SmallAmoebaNet, SmallTransformer, build_engine, cross_entropy
+from repro.experiments.costs.scaled_down import SmallAmoebaNet, SmallTransformer, build_engine, cross_entropy
 from repro.gpipe.memory import MemoryRecorder, SavedTensors, count_memory, count_parameters, storage_bytes
 from repro.models.transformer import transformer_lm
 from repro.planning import partition

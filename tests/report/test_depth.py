@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repro.experiments.depth import CLIP, rows
+from repro.experiments.accuracy.depth import CLIP, rows
 from repro.report import depth as report
 from repro.report.loading import Results
 from tests.experiments.depth_results import LAPTOP, depth_results

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.experiments.figure3_rows import rows
+from repro.experiments.accuracy.figure3_rows import rows
 from repro.report import figure3 as report
 from repro.report.lines import NOTHING
 from repro.report.loading import Results

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from repro.experiments.peer_comparison import TORCHGPIPE_MISSING, rows
-from repro.experiments.rows import Row
-from repro.experiments.workload import BARE_LOOP, ENGINE, TORCH, TORCHGPIPE
+from repro.experiments.costs.workload import BARE_LOOP, ENGINE, TORCH, TORCHGPIPE
+from repro.experiments.peers.peer_comparison import TORCHGPIPE_MISSING, rows
+from repro.experiments.sweeps.rows import Row
 from repro.report.loading import Results
 from repro.report.peers import draw, headline, sections
-from tests.experiments.test_peer_comparison import request, results
+from tests.experiments.peers.test_peer_comparison import request, results
 
 
 def run(made: list[Row]) -> Results:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from repro.errors import UserError
-from repro.experiments.rows import Row, write_json, write_rows
+from repro.experiments.sweeps.rows import Row, write_json, write_rows
 from repro.report import command, loading
 from repro.report.command import main
 from repro.report.lines import show

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repro.experiments import schedules
-from repro.experiments.schedule_plan import ORDERS
-from repro.experiments.sweep import Request
+from repro.experiments.schedules import schedules
+from repro.experiments.schedules.schedule_plan import ORDERS
+from repro.experiments.sweeps.sweep import Request
 from repro.report import schedules as report
 from repro.report.loading import Results
 from tests.experiments.schedule_results import results_of

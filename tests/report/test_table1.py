@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from repro.experiments import remat as remat_target
-from repro.experiments import table1 as table1_target
-from repro.experiments.full_size_memory import AMOEBANET, TRANSFORMER
-from repro.experiments.rows import Row
-from repro.experiments.sweep import Request
+from repro.experiments.memory import remat as remat_target
+from repro.experiments.memory import table1 as table1_target
+from repro.experiments.memory.full_size_memory import AMOEBANET, TRANSFORMER
+from repro.experiments.sweeps.rows import Row
+from repro.experiments.sweeps.sweep import Request
 from repro.report import remat, table1
 from repro.report.lines import NOTHING, Section
 from repro.report.loading import Results

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from repro.datasets.paper import published
-from repro.experiments import figure1, table4
-from repro.experiments.rows import Row, write_rows
+from repro.experiments.accuracy import figure1, table4
+from repro.experiments.sweeps.rows import Row, write_rows
 from repro.report import figure1 as figure1_report
 from repro.report import table4 as table4_report
 from repro.report.lines import Section
 from repro.report.loading import Results
 from repro.report.render import markdown
+from tests.experiments.accuracy.test_figure1 import request as figure_request
+from tests.experiments.accuracy.test_figure1 import translation
 from tests.experiments.image_results import request, results
-from tests.experiments.test_figure1 import request as figure_request
-from tests.experiments.test_figure1 import translation
 
 FETCHED = ("fashion-mnist", "digits", "openclipart")
 
@@ -26,7 +26,7 @@ FETCHED = ("fashion-mnist", "digits", "openclipart")
 @pytest.fixture(autouse=True)
 def _fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("table4_plans", "table4_rows"):
-        monkeypatch.setattr(f"repro.experiments.{module}.present_sets", lambda: FETCHED)
+        monkeypatch.setattr(f"repro.experiments.accuracy.{module}.present_sets", lambda: FETCHED)
 
 
 @pytest.fixture

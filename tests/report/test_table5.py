@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repro.experiments.table5_plans import settings
-from repro.experiments.table5_rows import rows
+from repro.experiments.accuracy.table5_plans import settings
+from repro.experiments.accuracy.table5_rows import rows
 from repro.report import table5 as report
 from repro.report.lines import NOTHING
 from repro.report.loading import Results

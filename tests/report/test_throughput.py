@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from repro.experiments import table2, throughput_table
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.throughput import table as throughput_table
+from repro.experiments.throughput import table2
 from repro.report import table2 as report
 from repro.report.lines import Grid, Section
 from repro.report.loading import Results

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from repro.experiments import breakdown, bubble, figure2
-from repro.experiments.rows import Row
-from repro.experiments.sweep import Request
-from repro.experiments.tracing_overhead import PLAIN, TRACED
+from repro.experiments.bubble import breakdown, bubble, figure2
+from repro.experiments.sweeps.rows import Row
+from repro.experiments.sweeps.sweep import Request
+from repro.experiments.traces.tracing_overhead import PLAIN, TRACED
 from repro.report import breakdown as breakdown_report
 from repro.report import bubble as bubble_report
 from repro.report import figure2 as figure2_report

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.report.lines import NOTHING
 from repro.schedules import bubble
 

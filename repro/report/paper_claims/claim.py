@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.report.lines import NOTHING
 
 COUNTS = "counts"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from repro.datasets.paper import Value, published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.planning import partition, stage_costs
 
 from .claim import COUNTS, Claim, Finding, Rows, Verdict, found, inconsistent

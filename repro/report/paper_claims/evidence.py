@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.experiments.rows import ROWS_FILE, Row
+from repro.experiments.sweeps.rows import ROWS_FILE, Row
 from repro.report.loading import Results, load
 
 from .claim import COUNTS, Claim, Finding, Rows

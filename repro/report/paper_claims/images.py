@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.report.lines import NOTHING
 
 from .claim import Claim, Finding, Missing, Rows, Rule, Verdict, consistent, found, inconsistent, not_testable

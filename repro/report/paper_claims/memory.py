@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from repro.datasets.paper import Value, published
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.report.lines import NOTHING
 
 from .claim import Claim, Finding, Missing, Rows, Rule, Verdict, consistent, found, inconsistent

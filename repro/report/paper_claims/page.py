@@ -14,7 +14,7 @@ from rich.text import Text
 
 from repro.datasets.paper import CONFIDENCE
 from repro.errors import UserError
-from repro.experiments.rows import write_json, write_text
+from repro.experiments.sweeps.rows import write_json, write_text
 from repro.report.lines import NOTHING
 
 from .catalogue import claims

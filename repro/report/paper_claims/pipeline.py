@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.experiments.bubble_rows import GRID, TRACE, WITHOUT_REMAT
-from repro.experiments.bubble_verdicts import VERDICT
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.bubble.bubble_rows import GRID, TRACE, WITHOUT_REMAT
+from repro.experiments.bubble.bubble_verdicts import VERDICT
+from repro.experiments.sweeps.rows import Provenance, Row
 from repro.report.lines import NOTHING
 from repro.schedules import bubble
 

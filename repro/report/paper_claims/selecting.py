@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repro.datasets.paper import Value, published
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 
 from .claim import Missing
 

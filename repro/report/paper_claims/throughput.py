@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from repro.datasets.paper import Value, published
-from repro.experiments.rows import Provenance, Row
-from repro.experiments.throughput_rows import IDEAL, IMBALANCE, LINK, RATIO
-from repro.experiments.throughput_table import WHOLE
+from repro.experiments.sweeps.rows import Provenance, Row
+from repro.experiments.throughput.rows import IDEAL, IMBALANCE, LINK, RATIO
+from repro.experiments.throughput.table import WHOLE
 from repro.report.lines import NOTHING
 
 from .claim import Claim, Finding, Missing, Rows, Rule, found

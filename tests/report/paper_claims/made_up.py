@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from repro.experiments.rows import Provenance, Row
+from repro.experiments.sweeps.rows import Provenance, Row
 
 SIMULATED, EMULATED, MEASURED = Provenance.SIMULATED, Provenance.EMULATED, Provenance.MEASURED
 

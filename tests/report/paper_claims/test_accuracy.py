@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 from repro.report.paper_claims import counts, images, translation
 from repro.report.paper_claims.claim import COUNTS, Missing, Verdict
 from tests.report.paper_claims.made_up import SIMULATED, row

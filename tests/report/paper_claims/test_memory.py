@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 from repro.report.paper_claims import memory
 from repro.report.paper_claims.claim import Finding, Verdict
 from repro.report.paper_claims.selecting import entry

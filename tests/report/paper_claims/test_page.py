@@ -10,7 +10,7 @@ import pytest
 
 import repro.cli
 from repro.datasets.paper import published
-from repro.experiments.rows import Row, write_json, write_rows
+from repro.experiments.sweeps.rows import Row, write_json, write_rows
 from repro.report import loading
 from repro.report.paper_claims import counts, page
 from repro.report.paper_claims.catalogue import claims

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Row
+from repro.experiments.sweeps.rows import Row
 from repro.report.paper_claims import breakdown, pipeline
 from repro.report.paper_claims.claim import Missing, Verdict
 from tests.report.paper_claims.made_up import EMULATED, MEASURED, SIMULATED, row

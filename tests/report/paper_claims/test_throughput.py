@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from repro.datasets.paper import published
-from repro.experiments.rows import Row
-from repro.experiments.throughput_table import SEPARATE, WHOLE
+from repro.experiments.sweeps.rows import Row
+from repro.experiments.throughput.table import SEPARATE, WHOLE
 from repro.report.paper_claims import throughput
 from repro.report.paper_claims.claim import Finding, Verdict
 from tests.report.paper_claims.made_up import SIMULATED, row

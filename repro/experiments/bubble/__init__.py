@@ -1,0 +1,1 @@
+"""Targets ``bubble``, ``breakdown`` and ``figure2``: where the time of a step goes."""

@@ -1,0 +1,1 @@
+"""``repro reproduce``: the main comparison."""

@@ -1,0 +1,1 @@
+"""Layers whose arithmetic is a timed wait."""

@@ -1,0 +1,1 @@
+"""Target ``peers``: this engine beside other pipelines."""

@@ -1,0 +1,1 @@
+"""Target ``plan``: the planner's predictions beside measured steps."""

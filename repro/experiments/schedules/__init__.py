@@ -1,0 +1,1 @@
+"""Target ``schedules``: all schedules that the engine executes."""

@@ -1,0 +1,1 @@
+"""What all experiments run in: cells and parts that are kept, rows, checks, processes, turns, progress."""

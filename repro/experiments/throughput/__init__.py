@@ -1,0 +1,1 @@
+"""Targets ``table2`` and ``table3``: normalised throughput."""

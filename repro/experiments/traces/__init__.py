@@ -1,0 +1,1 @@
+"""Traced steps, and what is read from their traces."""
