@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from repro.gpipe.engine import Engine
 from repro.gpipe.headers import Expectations, Place
 from repro.gpipe.mesh import PipelineMesh
+from repro.gpipe.stage import Loss
 from repro.gpipe.wire import BoundarySpec, TensorSpec
 from tests.helpers.ranks import Pools
 
@@ -80,22 +83,32 @@ def batch(rows: int, largest: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.rand(rows, generator=generator, dtype=torch.float64)
 
 
-def losses_and_gradients(rank: int, world_size: int, local: bool = False) -> list[tuple[float, list[Any]]]:
-    """Of a training step for each batch, an evaluation after the fourth."""
-    mesh = None if local else PipelineMesh(world_size)
-    layers = {index: Widening() for index in range(world_size)}
-    engine = Engine(layers, [1] * world_size, num_micro_batches=3, loss=loss, mesh=mesh)
+def losses_and_gradients(
+    rank: int,
+    layers: list[nn.Module],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    loss: Loss,
+    *,
+    num_micro_batches: int,
+    local: bool,
+    evaluate_after: int | None = None,
+) -> list[tuple[float, list[Any]]]:
+    """Of a training step for each batch, one layer a stage: the loss, and the gradients of the stages that are here."""
+    mesh = None if local else PipelineMesh(len(layers))
+    engine = Engine(
+        dict(enumerate(layers)), [1] * len(layers), num_micro_batches=num_micro_batches, loss=loss, mesh=mesh
+    )
+    parameters = [p for stage in engine.stages.values() for p in stage.parameters()]
     seen = []
     try:
-        for number, step in enumerate(STEPS):
-            inputs, targets = batch(*step) if rank == 0 else (None, None)
-            for layer in layers.values():
-                layer.weight.grad = None
+        for number, batch in enumerate(batches):
+            inputs, targets = batch if rank == 0 else (None, None)
+            for parameter in parameters:
+                parameter.grad = None
             result = engine.train_step(inputs, targets, batch_counter=number)
             result.accumulate()
-            gradients = [layers[index].weight.grad for index in range(world_size) if local or index == rank]
-            seen.append((result.totals.loss, gradients))
-            if number == 3:
+            seen.append((result.loss, [parameter.grad for parameter in parameters]))
+            if number == evaluate_after:
                 engine.evaluate(inputs, targets)
     finally:
         engine.close()
@@ -104,11 +117,17 @@ def losses_and_gradients(rank: int, world_size: int, local: bool = False) -> lis
     return seen
 
 
+def widening(rank: int, world_size: int, local: bool = False) -> list[tuple[float, list[Any]]]:
+    layers: list[nn.Module] = [Widening() for _ in range(world_size)]
+    batches = (batch(*step) for step in STEPS)
+    return losses_and_gradients(rank, layers, batches, loss, num_micro_batches=3, local=local, evaluate_after=3)
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_shapes_that_depend_on_values_arrive_whole(stages: int, pools: Pools) -> None:
     """Same rows and same input shape, another output: the receives that were posted for the last one must not stay."""
-    wanted = losses_and_gradients(0, stages, True)
-    by_rank = pools(stages).run(losses_and_gradients)
+    wanted = widening(0, stages, True)
+    by_rank = pools(stages).run(widening)
     for number, (value, gradients) in enumerate(wanted):
         for rank, seen in enumerate(by_rank):
             assert seen[number][0] == pytest.approx(value, rel=1e-12)
@@ -131,31 +150,24 @@ def total(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     return (outputs.float().sum(1) * targets).sum(), len(targets)
 
 
-def diverging(rank: int, world_size: int, local: bool = False) -> list[tuple[float, list[bool]]]:
-    """Steps whose activations, then whose gradients alone, are NaN: the loss, and whether each gradient is."""
-    mesh = None if local else PipelineMesh(world_size)
-    engine = Engine(
-        {i: Half() for i in range(world_size)}, [1] * world_size, num_micro_batches=2, loss=total, mesh=mesh
-    )
-    seen = []
-    try:
-        for number, (value, weight) in enumerate(((1.0, 1.0), (NAN, 1.0), (1.0, 1.0), (1.0, NAN))):
-            batch = (torch.full((4, 32), value).bfloat16(), torch.full((4,), weight)) if rank == 0 else (None, None)
-            parameters = [p for stage in engine.stages.values() for p in stage.parameters()]
-            for parameter in parameters:
-                parameter.grad = None
-            result = engine.train_step(*batch, batch_counter=number)
-            result.accumulate()
-            seen.append((result.loss, [bool(p.grad.isnan().all()) for p in parameters if p.grad is not None]))
-    finally:
-        engine.close()
-        if mesh is not None:
-            mesh.close()
-    return seen
+def diverging(rank: int, world_size: int, local: bool = False) -> list[tuple[float, list[Any]]]:
+    """Steps whose activations, then whose gradients alone, are NaN."""
+    layers: list[nn.Module] = [Half() for _ in range(world_size)]
+    values = ((1.0, 1.0), (NAN, 1.0), (1.0, 1.0), (1.0, NAN))
+    batches = ((torch.full((4, 32), value).bfloat16(), torch.full((4,), weight)) for value, weight in values)
+    return losses_and_gradients(rank, layers, batches, total, num_micro_batches=2, local=local)
 
 
 def test_a_step_of_nothing_but_nan_in_bfloat16_is_a_step_like_others(pools: Pools) -> None:
     """Its NaNs were taken for a message that says "absent": the next stage waited forever, or had no gradient."""
-    for one, wanted in zip(pools(2).run(diverging)[0], diverging(0, 2, True), strict=True):
-        assert repr(one[0]) == repr(wanted[0])
-        assert one[1] == wanted[1][: len(one[1])] and len(one[1]) == 1
+    wanted = diverging(0, 2, True)
+    assert [(math.isnan(value), [bool(g.isnan().all()) for g in gradients]) for value, gradients in wanted] == [
+        (False, [False, False]),
+        (True, [True, True]),
+        (False, [False, False]),
+        (True, [True, True]),
+    ]
+    for rank, seen in enumerate(pools(2).run(diverging)):
+        for (value, gradients), (right, all_gradients) in zip(seen, wanted, strict=True):
+            assert repr(value) == repr(right)
+            torch.testing.assert_close(gradients, [all_gradients[rank]], rtol=0, atol=0, equal_nan=True)
