@@ -24,6 +24,7 @@ from typing_extensions import override
 from repro.arguments import suggest
 from repro.errors import UserError
 from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineError, PipelineModule, StageError
+from repro.tasks.checkpoints import read_checkpoint
 from repro.tasks.image_classification import ImageClassification
 from repro.tasks.image_data import ImageDataModule
 from repro.tasks.translation import Translation, TranslationDataModule
@@ -95,6 +96,10 @@ class ReproCLI(LightningCLI):
             trainer.strategy = "gpipe"
 
     @override
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: the base class would set the model's options to those of the checkpoint, against the config's."""
+
+    @override
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
@@ -130,7 +135,29 @@ class ReproCLI(LightningCLI):
         check_model = getattr(self.datamodule, "check_model", None)
         if check_model is not None:
             check_model(self.model)
+        self._check_checkpoint()
         super()._run_subcommand(subcommand)
+
+    def _check_checkpoint(self) -> None:
+        """Before ranks are started and data is loaded; Lightning's own words and other places than files are not ours.
+
+        A class that this module does not know is not imported on a checkpoint's word.
+
+        Raises:
+            UserError: ``ckpt_path`` is no checkpoint that can be read, or one of another model.
+        """
+        options = self.config[str(self.subcommand)]
+        path = options.get("ckpt_path")
+        if not path or path in ("best", "last", "hpc") or re.match(r"(?i)registry(:|$)|\w+://", path):
+            return
+        checkpoint = read_checkpoint(Path(path), weights_only=options.get("weights_only") is not False)
+        made = checkpoint.get("hyper_parameters", {}).get("_class_path")
+        kind = next((kind for kind in CLASSES if f"{kind.__module__}.{kind.__qualname__}" == made), None)
+        if kind is not None and not isinstance(self.model, kind) and not issubclass(kind, type(self.model)):
+            raise UserError(
+                f"--ckpt_path {path} is a checkpoint of {made}, but the model is {options.model.class_path}; give the "
+                "--config that it was trained with, or another checkpoint"
+            )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 from repro.datasets.vocabulary import Vocabulary
 from repro.errors import UserError
+from repro.tasks.checkpoints import read_checkpoint
 from repro.tasks.decoding import LENGTH_PENALTY, decode_sentences
 from repro.tasks.translation import TEXT, Translation
 
@@ -105,17 +105,9 @@ def load_translator(path: Path, device: torch.device, vocabulary: Path | None = 
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        # Everything in a checkpoint of ours is plain data: nothing of a stranger's file is executed.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not a checkpoint that can be read safely ({reason})") from error
-    needed = {"state_dict", "hyper_parameters"}
-    if not isinstance(checkpoint, dict) or not needed <= checkpoint.keys():
-        raise UserError(f"{path} is not a checkpoint of a training run: it needs {' and '.join(sorted(needed))}")
+    checkpoint = read_checkpoint(path)
+    if "hyper_parameters" not in checkpoint:
+        raise UserError(f"{path} is not a checkpoint of a training run: it has no hyper_parameters")
     if not {"num_heads", "vocab_size"} <= checkpoint["hyper_parameters"].keys():
         made = checkpoint["hyper_parameters"].get("_class_path", "another model")
         raise UserError(f"checkpoint {path} is of {made}, which does not translate; give one of Translation")

@@ -104,6 +104,70 @@ def test_a_checkpoint_of_the_command_loads_in_plain_lightning(
     assert module(torch.rand(2, 1, 32, 32)).shape == (2, 10)
 
 
+@pytest.fixture(scope="module")
+def trained(packaged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the tiny AmoebaNet."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = [f"--trainer.default_root_dir={folder}", "--trainer.max_steps=1", "--trainer.val_check_interval=1"]
+    assert repro.cli.main(["fit", *quietly(*smoke("amoebanet", packaged)), *options]) == 0
+    (checkpoint,) = folder.rglob("*.ckpt")
+    return checkpoint
+
+
+def test_options_of_the_checkpoint_do_not_win_over_those_given(
+    trained: Path, packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning sets the model's options to those that the checkpoint was made with, in silence."""
+    options = ["--model.init_args.label_smoothing=0.25", f"--ckpt_path={trained}"]
+    code, _, err = run(capsys, "fit", *quietly(*smoke("amoebanet", packaged)), *options)
+    assert code == 0, err
+    saved = yaml.safe_load((tmp_path / "results/local/fit/version_0/config.yaml").read_text())
+    assert saved["model"]["init_args"]["label_smoothing"] == 0.25
+
+
+def wrong_checkpoint(case: str, trained: Path, folder: Path) -> Path:
+    """A file that is no checkpoint."""
+    path = folder / "wrong.ckpt"
+    match case:
+        case "text":
+            path.write_text("hello", encoding="utf-8")
+        case "truncated":
+            path.write_bytes(trained.read_bytes()[:2000])
+        case "weights alone":
+            torch.save({"weight": torch.zeros(1)}, path)
+        case "folder":
+            path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "part"),
+    [
+        ("missing", "cannot be read: No such file"),
+        ("folder", "cannot be read: Is a directory"),
+        ("text", "is not a checkpoint that can be read"),
+        ("truncated", "is not a checkpoint that can be read"),
+        ("weights alone", "it has no state_dict"),
+    ],
+)
+def test_a_wrong_checkpoint_is_one_line(
+    case: str, part: str, trained: Path, packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = wrong_checkpoint(case, trained, tmp_path)
+    code, _, err = run(capsys, "test", *quietly(*smoke("amoebanet", packaged)), f"--ckpt_path={path}")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert str(path) in err and part in err
+
+
+def test_a_checkpoint_of_another_model_is_one_line(
+    trained: Path, packaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "test", *quietly(*smoke("transformer", packaged)), f"--ckpt_path={trained}")
+    assert (code, err.count("\n")) == (2, 1), err
+    for part in (str(trained), "ImageClassification", "the model is repro.tasks.translation.Translation"):
+        assert part in err
+
+
 @pytest.mark.parametrize(
     ("options", "stages"),
     [

@@ -1,0 +1,35 @@
+"""Checkpoints from the command line: read as plain data, or refused in one line."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repro.errors import UserError
+
+
+def read_checkpoint(path: Path, *, weights_only: bool = True) -> dict[str, Any]:
+    """What a training run has saved; tensors are mapped, so that asking for the rest costs little.
+
+    Args:
+        path: the file.
+        weights_only: whether only plain data is read, which is all that a checkpoint of ours holds: nothing of a
+            stranger's file is executed.
+
+    Raises:
+        UserError: the file is missing, broken or no checkpoint.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipfile.is_zipfile(path))
+    except OSError as error:
+        raise UserError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} is not a checkpoint that can be read safely ({reason})") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise UserError(f"{path} is not a checkpoint of a training run: it has no state_dict")
+    return checkpoint
