@@ -52,24 +52,23 @@ class _Flight:
     learns: bool
     seeds: tuple[int, ...]
     inputs: Boundary
+    wanted: tuple[bool, ...] = ()
     targets: Boundary | None = None
     outputs: tuple[Tensor | None, ...] | None = None
     weights: WeightGradients | None = None
 
     def keep(self, outputs: Boundary, report: MicroBatchReport | None) -> None:
-        """Keeps the graph for B, and takes it out of the report."""
-        if report is None:
-            self.outputs = elements(outputs)
-        else:
-            self.outputs = (report.loss_sum,)
-            report.loss_sum = report.loss_sum.detach()
+        """Keeps the graph for B, if there is one."""
+        kept = elements(outputs) if report is None else (report.loss_sum,)
+        if any(output is not None and output.requires_grad for output in kept):
+            self.outputs = kept
 
 
 @dataclass
 class _Ready:
     """What F of a micro-batch needs and the values of its inputs have no part in.
 
-    ``entered`` is what the first layer gets, None where F keeps no graph.
+    ``entered`` is what the first layer gets, None where that is a copy, since R starts from the inputs again.
     """
 
     micro_batch: int
@@ -136,9 +135,9 @@ class Stage:
             for part in (flight.inputs, flight.targets, flight.outputs):
                 yield from (e for e in elements(part if part is not None else ()) if e is not None)
 
-    def learns(self, micro_batch: int) -> bool:
-        """Whether B of a micro-batch in flight has anything to do."""
-        return self._flights[micro_batch].learns
+    def wanted(self, micro_batch: int) -> tuple[bool, ...]:
+        """Which outputs of a micro-batch in flight may get a gradient."""
+        return self._flights[micro_batch].wanted
 
     def infer(
         self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey
@@ -156,7 +155,7 @@ class Stage:
         So whoever waits for them has less to do once they have come.
         """
         learns = self._needs_gradient(inputs)
-        entered = map_tensors(_enter, inputs) if learns and not drop else None
+        entered = None if drop else map_tensors(_enter, inputs)
         self._ready = _Ready(micro_batch, inputs, learns, entered, self._seeds(key, micro_batch))
 
     def forward(
@@ -174,16 +173,16 @@ class Stage:
         assert self._ready is not None
         ready, self._ready = self._ready, None
         flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
-        if ready.entered is not None:
-            with self.batch_norm.watching(record=True):
-                outputs, report = self._run(flight, ready.entered, targets)
+        entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
+        with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
+            outputs, report = self._run(flight, entered, targets, again=drop)
+        flight.wanted = _wanted(outputs, everywhere=ready.learns)
+        flight.learns = ready.learns or any(flight.wanted)
+        if not drop:
             flight.keep(outputs, report)
-            return outputs, report
-        if ready.learns:
-            # The input must survive a first layer that works in place: R starts from it again.
-            inputs = map_tensors(lambda e: e.detach().clone(), inputs)
-        with torch.no_grad(), self.batch_norm.watching(record=True):
-            return self._run(flight, inputs, targets, again=ready.learns)
+        if report is not None:
+            report.loss_sum = report.loss_sum.detach()
+        return map_tensors(torch.detach, outputs), report
 
     def recompute(self, micro_batch: int) -> None:
         """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""
@@ -337,9 +336,29 @@ def _seeded(
     return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
 
+def _wanted(outputs: Boundary, *, everywhere: bool) -> tuple[bool, ...]:
+    """Which outputs may get a gradient.
+
+    Args:
+        everywhere: the stage learns. Then all that are differentiable: without a graph they cannot tell, and what a
+            layer leaves unconnected in one micro-batch it may connect in the next. Else those that a layer has made
+            require one.
+    """
+    return tuple(
+        e is not None and (e.requires_grad or (everywhere and (e.is_floating_point() or e.is_complex())))
+        for e in elements(outputs)
+    )
+
+
 def _enter(value: Tensor) -> Tensor:
     """A tensor that a layer may modify in place, which it may not where ``value``, a leaf, collects a gradient.
 
-    Neither a view nor a copy; the node in the graph is C++, since B of every micro-batch goes through it.
+    Neither a view nor a copy; the node in the graph is C++, since B of every micro-batch goes through it. What collects
+    no gradient is entered as another tensor too: a layer may ask for its own gradient (``requires_grad_``).
     """
-    return torch.ops.aten._unsafe_view.default(value, value.shape) if value.requires_grad else value
+    return torch.ops.aten._unsafe_view.default(value, value.shape) if value.requires_grad else value.detach()
+
+
+def _enter_copy(value: Tensor) -> Tensor:
+    """The same for a copy."""
+    return _enter(value.detach().clone().requires_grad_(value.requires_grad))

@@ -120,10 +120,8 @@ class Step:
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
         if index < self._last:
-            needs = self._mode is Mode.TRAIN and stage.learns(micro_batch)
-            flags = tuple(
-                needs and e is not None and (e.is_floating_point() or e.is_complex()) for e in elements(outputs)
-            )
+            training = self._mode is Mode.TRAIN
+            flags = stage.wanted(micro_batch) if training else (False,) * len(elements(outputs))
             self._wanted[index, micro_batch] = any(flags)
             self._transport.send_activation(Message("activation", index, index + 1, micro_batch), outputs, flags)
         elif report is not None:

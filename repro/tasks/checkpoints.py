@@ -33,3 +33,11 @@ def read_checkpoint(path: Path, *, weights_only: bool = True) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise UserError(f"{path} is not a checkpoint of a training run: it has no state_dict")
     return checkpoint
+
+
+def misfit(error: RuntimeError) -> str | None:
+    """What torch says first of weights that do not fit a model, and of how many more; None for any other error."""
+    head, *lines = [line.strip() for line in str(error).splitlines()] or [""]
+    if not head.startswith("Error(s) in loading state_dict") or not lines:
+        return None
+    return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")

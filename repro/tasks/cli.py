@@ -24,7 +24,7 @@ from typing_extensions import override
 from repro.arguments import suggest
 from repro.errors import UserError
 from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineError, PipelineModule, StageError
-from repro.tasks.checkpoints import read_checkpoint
+from repro.tasks.checkpoints import misfit, read_checkpoint
 from repro.tasks.image_classification import ImageClassification
 from repro.tasks.image_data import ImageDataModule
 from repro.tasks.translation import Translation, TranslationDataModule
@@ -171,6 +171,12 @@ def main(argv: Sequence[str]) -> int:
             # All ranks have the same story. The first one tells it, unless it is the one that is gone.
             speaks = _rank() == 0 or getattr(error, "rank_0_is_gone", False)
             return _tell(error, 1) if speaks else 1
+        except RuntimeError as error:
+            reason = misfit(error)
+            if reason is None:
+                raise
+            wrong = UserError(f"--ckpt_path does not fit the configured model ({reason}); give the --config of its run")
+            return _tell(wrong, 2) if _rank() == 0 else 2
     return 0
 
 

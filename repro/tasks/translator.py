@@ -13,7 +13,7 @@ from torch import nn
 
 from repro.datasets.vocabulary import Vocabulary
 from repro.errors import UserError
-from repro.tasks.checkpoints import read_checkpoint
+from repro.tasks.checkpoints import misfit, read_checkpoint
 from repro.tasks.decoding import LENGTH_PENALTY, decode_sentences
 from repro.tasks.translation import TEXT, Translation
 
@@ -98,9 +98,8 @@ def load_translator(path: Path, device: torch.device, vocabulary: Path | None = 
     try:
         model = module.unsplit(checkpoint["state_dict"])
     except RuntimeError as error:
-        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        more = f" (and {len(others)} more)" if others else ""
-        raise UserError(f"checkpoint {path} does not fit the model that it describes: {first}{more}") from error
+        reason = misfit(error) or str(error)
+        raise UserError(f"checkpoint {path} does not fit the model that it describes: {reason}") from error
     return Translator(model.to(device).eval(), pieces, device, text.get("max_source"))
 
 

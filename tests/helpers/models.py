@@ -194,6 +194,43 @@ class Residual(nn.Module):
         return value + self.inner(self.inner(value).tanh())
 
 
+class Forces(nn.Module):
+    """Differentiates an energy by its input, which it makes require a gradient where nothing before it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.enable_grad():
+            value = value.requires_grad_()
+            (force,) = torch.autograd.grad(self.energy(value).tanh().sum(), value, create_graph=True)
+        return value.detach() + force
+
+
+class Awakened(nn.Module):
+    """Frozen, with an output that requires a gradient all the same, for the sake of what comes after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.inner(value).requires_grad_()
+
+
+class Reentrant(nn.Module):
+    """Re-computes by itself in a way that gives no gradient unless its input wants one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made: Tensor = checkpoint(self.inner, value, use_reentrant=True)
+        return made
+
+
 def _halves(value: Tensor) -> Tensor:
     return value.transpose(0, 1)[1:].transpose(0, 1)
 
@@ -411,6 +448,8 @@ MODELS: dict[str, Model] = {
     "unused": Model((_linear, lambda: WithUnused(WIDTH, WIDTH), nn.Tanh, lambda: WithUnused(WIDTH, CLASSES))),
     "frozen_first": Model((lambda: _frozen(_linear()), nn.Tanh, _linear, nn.Tanh, _head)),
     "frozen_middle": Model((_linear, lambda: _frozen(_linear()), nn.Tanh, lambda: _frozen(_linear()), _head)),
+    "forces": Model((lambda: _frozen(_linear()), nn.Tanh, Forces, nn.Tanh, _head)),
+    "awakened": Model((Awakened, nn.Tanh, Reentrant, _head)),
     "frozen_last": Model((_linear, nn.Tanh, _linear, lambda: _frozen(_head()))),
 }
 """All of them have at least four layers, so that each runs on one to four stages; ``deep`` has twelve."""

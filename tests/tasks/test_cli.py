@@ -168,6 +168,17 @@ def test_a_checkpoint_of_another_model_is_one_line(
         assert part in err
 
 
+def test_a_checkpoint_of_other_sizes_is_one_line(
+    trained: Path, packaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model.init_args.num_filters=8", f"--ckpt_path={trained}"]
+    code, _, err = run(capsys, "test", *quietly(*smoke("amoebanet", packaged)), *options)
+    told = [line for line in err.splitlines() if "error" in line.lower()]
+    assert (code, len(told)) == (2, 1), err
+    for part in ("--ckpt_path does not fit", "size mismatch for", "more)"):
+        assert part in told[0]
+
+
 @pytest.mark.parametrize(
     ("options", "stages"),
     [
