@@ -15,6 +15,21 @@ from repro.experiments.sweeps.rows import ROWS_FILE, RUN_FILE, Row, read_rows
 HINT = "`repro reproduce --scale smoke` or `repro run peers --scale smoke` makes one"
 REFERENCE = ROOT / "results" / "reference"
 
+_NEEDED = (
+    "target",
+    "scale",
+    "command",
+    "date",
+    "device",
+    "device_name",
+    "cores",
+    "system",
+    "git_revision",
+    "python",
+    "versions",
+)
+"""What a report says of a run."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -56,8 +71,12 @@ def load(folder: Path) -> Results:
     path = folder / RUN_FILE
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        run["target"], run["scale"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        if not isinstance(run, dict):
+            raise ValueError("it holds no JSON object")
+        absent = [name for name in _NEEDED if name not in run]
+        if absent or not isinstance(run["versions"], dict):
+            raise ValueError(f"it lacks {', '.join(absent) or 'the names of versions'}")
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is missing or damaged ({error}); run the target again") from error
     return Results(folder, rows, run)
 

@@ -178,6 +178,24 @@ def test_rows_without_run_json_are_a_clear_error(tmp_path: Path, store: Callable
 
 
 @pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (b"\xff", "utf-8"),
+        (b"[]", "no JSON object"),
+        (b"{", "Expecting"),
+        (json.dumps({name: value for name, value in RUN.items() if name != "versions"}).encode(), "lacks versions"),
+        (json.dumps(RUN | {"versions": "2.14.1"}).encode(), "names of versions"),
+    ],
+)
+def test_a_damaged_run_json_is_a_clear_error(
+    damage: bytes, part: str, tmp_path: Path, store: Callable[..., Path]
+) -> None:
+    (store(tmp_path) / "run.json").write_bytes(damage)
+    with pytest.raises(UserError, match=rf"run\.json is missing or damaged .*{part}.*run the target again"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("metric", "unit", "value", "spread", "text"),
     [
         ("loss_difference", "1", 0.0, None, "0"),

@@ -91,7 +91,9 @@ class CellStore:
         try:
             lines = (self.folder / ROWS_FILE).read_text(encoding="utf-8")
             before = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):
+            return False
+        if not isinstance(before, dict):
             return False
         verdict = all(before.get(name) == run.get(name) for name in ("checks", "missing", "failures"))
         return verdict and lines == as_lines(rows)
@@ -99,7 +101,7 @@ class CellStore:
     def _read(self, cell: Cell) -> dict[str, Any]:
         try:
             data = json.loads(self._path(cell).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):  # a damaged cell has not been finished
             return {}
         return data if isinstance(data, dict) and data.get("key") == self.key(cell) else {}
 

@@ -136,21 +136,24 @@ def read_rows(folder: Path) -> list[Row]:
     """The rows of a run.
 
     Raises:
-        RowError: there is no such file, or a line is no row; the message has file and line.
+        RowError: there is no such file, it cannot be read, or a line is no row; the message has file and line.
     """
     path = folder / ROWS_FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RowError(f"no {ROWS_FILE} in {folder}; `repro reproduce` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RowError(f"{path} cannot be read ({error}); delete it and run the target again") from error
     rows = []
-    for number, line in enumerate(lines, 1):
+    # No splitlines: a text in a row may hold what Unicode counts as the end of a line.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         try:
             data = json.loads(line)
             if not isinstance(data, dict):
                 raise RowError("a row is a JSON object")
             rows.append(Row.from_dict(data))
-        except (json.JSONDecodeError, RowError) as error:
+        except (json.JSONDecodeError, RecursionError, RowError) as error:
             raise RowError(f"{path}, line {number}: {error}") from error
     return rows
 

@@ -35,13 +35,26 @@ def test_other_parameters_are_another_cell_and_both_are_kept(tmp_path: Path) -> 
     assert (store.load(CELL), store.load(other)) == (1, 2)
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}"])
-def test_a_damaged_cell_is_run_again(damage: str, tmp_path: Path) -> None:
+DAMAGES = [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cell_is_run_again(damage: bytes, tmp_path: Path) -> None:
     store = CellStore(tmp_path, CONTEXT)
     store.save(CELL, 1)
     (path,) = (tmp_path / "cells").iterdir()
-    path.write_text(damage)
+    path.write_bytes(damage)
     assert store.load(CELL) is None
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "run.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_results_of_an_earlier_run_are_set_aside(name: str, damage: bytes, tmp_path: Path) -> None:
+    store = CellStore(tmp_path, CONTEXT)
+    store.finish([ROW], {"checks": []})
+    (tmp_path / name).write_bytes(damage)
+    assert store.finish([ROW], {"checks": []}) == tmp_path / "earlier" / "1"
+    assert read_rows(tmp_path) == [ROW]
 
 
 def test_other_results_of_an_earlier_run_are_kept(tmp_path: Path) -> None:

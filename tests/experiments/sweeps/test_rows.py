@@ -31,6 +31,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     rows = [
         ROW,
         replace(ROW, batch_size=None, num_stages=None, spread=None, provenance=Provenance.SIMULATED, params={}),
+        replace(ROW, params={"text": "ends of lines in Unicode: \u2028, \x85"}),
     ]
     write_rows(tmp_path / "new" / "folder", rows)
     assert read_rows(tmp_path / "new" / "folder") == rows
@@ -98,6 +99,16 @@ def test_a_bad_file_is_told_with_its_line(line: str, part: str, tmp_path: Path) 
 
 def test_no_rows_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RowError, match=r"no rows\.jsonl in"):
+        read_rows(tmp_path)
+
+
+def test_rows_that_cannot_be_read_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RowError, match=r"rows\.jsonl cannot be read .*run the target again"):
+        read_rows(tmp_path)
+    (tmp_path / "rows.jsonl").unlink()
+    (tmp_path / "rows.jsonl").mkdir()
+    with pytest.raises(RowError, match=r"rows\.jsonl cannot be read .*directory"):
         read_rows(tmp_path)
 
 

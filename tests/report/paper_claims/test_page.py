@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from repro.report.paper_claims.claim import Verdict
 from repro.report.paper_claims.evidence import find_runs
 from repro.report.readme import CLAIMS_BEGIN, CLAIMS_END, claims_block, with_claims
 from tests.report.paper_claims.made_up import SIMULATED, row
+from tests.report.test_report import RUN
 
 STALE = "run `repro report --paper-claims` (make claims), then `repro report --readme README.md`"
 
@@ -35,7 +35,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(folder: Path, target: str, scale: str, value: float) -> None:
-    run: dict[str, Any] = {"target": target, "scale": scale}
+    run = RUN | {"target": target, "scale": scale}
     rows = [row("link_share", value, provenance=SIMULATED, model="m", k=2)]
     write_rows(folder / target / scale, rows)
     write_json(folder / target / scale / "run.json", run)
