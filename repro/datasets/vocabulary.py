@@ -42,9 +42,10 @@ class Vocabulary:
     pad_id, unk_id, bos_id, eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
 
     def __init__(self, model: bytes) -> None:
-        """``model``: a serialised SentencePiece model (the content of a ``.model`` file)."""
+        """``model``: a serialised SentencePiece model (the content of a ``.model`` file), else RuntimeError."""
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.load_from_serialized_proto(model)  # given to the constructor, an empty one would pass
         self.size: int = self._processor.get_piece_size()
 
     def __reduce__(self) -> tuple[type[Vocabulary], tuple[bytes]]:
@@ -222,7 +223,7 @@ def vocabulary_of(
         language_tags: give every language a tag piece.
 
     Raises:
-        DataError: ``size`` does not suit the text.
+        DataError: ``size`` does not suit the text, or the cache cannot be written.
     """
     names = sorted({pair.language for pair in pairs})
     drawn = sample_lines(pairs, lines, temperature, seed)
@@ -230,11 +231,25 @@ def vocabulary_of(
     text = sha256("\n".join(drawn).encode())
     key = sha256(repr((_FORMAT, sentencepiece.__version__, names, size, language_tags, text)).encode())[:16]
     path = cache / f"{len(names)}-languages-{size}-{key}.model"
-    if not path.is_file():
-        with locked(cache.parent):  # several ranks may ask at once: one trains, the others find it
-            if not path.is_file():
-                _write_atomically(path, train_vocabulary(drawn, size, names if language_tags else ()).model)
-    return Vocabulary(path.read_bytes())
+    try:
+        found = _cached(path)
+        if found is None:
+            with locked(cache.parent):  # several ranks may ask at once: one trains, the others find it
+                found = _cached(path)
+                if found is None:
+                    found = train_vocabulary(drawn, size, names if language_tags else ())
+                    _write_atomically(path, found.model)
+    except OSError as error:
+        raise DataError(f"the vocabulary {path} cannot be kept: {error}. Vocabularies go below --data.root.") from error
+    return found
+
+
+def _cached(path: Path) -> Vocabulary | None:
+    """The vocabulary in a file; None where there is none, or a damaged one, which is trained again."""
+    try:
+        return Vocabulary(path.read_bytes())
+    except (FileNotFoundError, RuntimeError):
+        return None
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
@@ -243,6 +258,8 @@ def _write_atomically(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -122,6 +122,23 @@ def test_cache(tmp_path: Path) -> None:
     assert len(cached()) == 5 and all(path.suffix == ".model" for path in cached())
 
 
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_damaged_vocabulary_in_the_cache_is_trained_again(left: int, tmp_path: Path) -> None:
+    """An empty file, of a machine that lost power, stopped every run until it was deleted by hand."""
+    write_corpus(tmp_path, ["de"], 60)
+    first = load_vocabulary(["de"], SIZE, lines=50, root=tmp_path)
+    (path,) = (tmp_path / "vocab").iterdir()
+    path.write_bytes(first.model[:left])
+    assert load_vocabulary(["de"], SIZE, lines=50, root=tmp_path).model == first.model == path.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    write_corpus(tmp_path, ["de"], 60)
+    (tmp_path / "vocab").write_text("a file where the folder would be", encoding="utf-8")
+    with pytest.raises(DataError, match=r"vocab.* cannot be kept"):
+        load_vocabulary(["de"], SIZE, lines=50, root=tmp_path)
+
+
 def test_vocabulary_sees_the_training_split_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path, ["de"], 60)
     held_out = {text for text, part in zip(corpus.english, corpus.parts, strict=True) if part != "train"}
