@@ -16,6 +16,7 @@ from repro.datasets.paths import missing_set, packaged_root
 from repro.datasets.store import read_manifest
 from repro.datasets.transforms import Fit
 from repro.errors import UserError
+from repro.tasks.data_options import check_least
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -65,8 +66,8 @@ class ImageDataModule(pl.LightningDataModule):
         split_seed: int = 0,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        check_least(1, batch_size=batch_size, limit_train=limit_train, limit_test=limit_test)
+        check_least(0, num_workers=num_workers)
         check_name(dataset)
         self.root = root
         self.dataset = dataset

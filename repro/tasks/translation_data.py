@@ -19,6 +19,7 @@ from repro.datasets.store import read_manifest
 from repro.datasets.translation import NAME, Pair, load_pairs
 from repro.datasets.vocabulary import CACHE, LINES, PAD_ID, Vocabulary, sampling_weights, vocabulary_of
 from repro.errors import UserError
+from repro.tasks.data_options import check_least
 
 LANGUAGES = ("es", "it", "fr", "ca", "pt_BR")
 """Related languages with much text: what a few minutes on a laptop suffice for."""
@@ -93,8 +94,15 @@ class TranslationDataModule(pl.LightningDataModule):
         short_test: bool = False,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        check_least(
+            1,
+            batch_size=batch_size,
+            limit_train=limit_train,
+            limit_val=limit_val,
+            limit_test=limit_test,
+            limit_test_per_language=limit_test_per_language,
+        )
+        check_least(0, num_workers=num_workers)
         repeated = sorted({language for language in languages or () if (languages or []).count(language) > 1})
         if repeated:
             raise UserError(f"languages has {', '.join(repeated)} more than once; name each language once")

@@ -117,6 +117,9 @@ def test_a_real_set_says_how_it_differs_from_the_paper(tmp_path: Path, caplog: p
     [
         ({"dataset": "cifar"}, "unknown image set 'cifar'; there are fashion-mnist"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"limit_train": -1}, "limit_train=-1 must be at least 1: change --data.limit_train"),
+        ({"limit_test": 0}, "limit_test=0 must be at least 1: change --data.limit_test"),
+        ({"num_workers": -1}, "num_workers=-1 must be at least 0: change --data.num_workers"),
         ({"dataset": "food101"}, r"where does food101 lie\? Give --data.folder"),
         ({"dataset": "stanford-cars", "folder": "nowhere"}, "stanford-cars is not in nowhere"),
     ],

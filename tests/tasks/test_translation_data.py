@@ -223,6 +223,14 @@ def test_files_are_missed_before_work_starts(tmp_path: Path) -> None:
     [
         ({"batch_tokens": 49, "max_source": 26, "max_target": 22}, "batch_tokens=49 .* must be at least 50"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"limit_train": -1}, "limit_train=-1 must be at least 1: change --data.limit_train"),
+        ({"limit_val": 0}, "limit_val=0 must be at least 1: change --data.limit_val"),
+        ({"limit_test": 0}, "limit_test=0 must be at least 1: change --data.limit_test"),
+        (
+            {"limit_test_per_language": -2},
+            "limit_test_per_language=-2 must be at least 1: change --data.limit_test_per_language",
+        ),
+        ({"num_workers": -1}, "num_workers=-1 must be at least 0: change --data.num_workers"),
         ({"folder": "x"}, "corpus is 'packaged'; give corpus=moses, tsv or opus100"),
         ({"target": "fr"}, "corpus is 'packaged'"),
         ({"corpus": "tsv"}, "corpus='tsv' needs folder"),
