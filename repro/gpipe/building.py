@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from repro.errors import UserError
 from repro.planning import check_partition, partition
@@ -41,26 +43,49 @@ def make_skeletons(factories: Sequence[Factory]) -> list[nn.Module]:
     """All layers on the meta device: names, shapes and dtypes of every parameter, no memory.
 
     Raises:
-        UserError: layers share a parameter (tied weights), which would drift apart on different ranks.
+        UserError: layers share a parameter (tied weights) or the statistics of a BatchNorm, which would drift apart on
+            different ranks, or a layer learns its shapes from the first batch.
     """
     skeletons: list[nn.Module] = []
     owners: dict[int, tuple[int, str]] = {}
+    made = []  # their tensors stand for themselves only while they live
     for index, factory in enumerate(factories):
-        with torch.device("meta"):
-            layer = factory()
+        layer = _made_for_its_shapes(factory)
         if not isinstance(layer, nn.Module):
             raise UserError(f"layers()[{index}] made a {type(layer).__name__}; each factory must return an nn.Module")
-        for name, parameter in layer.named_parameters():
-            first = owners.setdefault(id(parameter), (index, name))
-            if first[0] != index:
+        made.append(layer)
+        for name, tensor in (*layer.named_parameters(), *_running_statistics(layer)):
+            if is_lazy(tensor):
                 raise UserError(
-                    f"layers {first[0]} ({first[1]}) and {index} ({name}) share a parameter; weights tied across "
-                    "layers are "
+                    f"layer {index} ({type(layer).__name__}) learns the shape of {name} from the first batch, but the "
+                    "layers are cut before; give the layer its sizes"
+                )
+            first = owners.setdefault(id(tensor), (index, name))
+            if first[0] != index:
+                kind = "a parameter" if isinstance(tensor, nn.Parameter) else "running statistics"
+                raise UserError(
+                    f"layers {first[0]} ({first[1]}) and {index} ({name}) share {kind}; weights tied across layers are "
                     "not supported: give each layer its own, or put both uses into one layer"
                 )
         # A factory that hands out an existing layer is not copied to the meta device by the context.
         skeletons.append(layer if _is_meta(layer) else copy.deepcopy(layer).to("meta"))
     return skeletons
+
+
+def _made_for_its_shapes(factory: Factory) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return factory()
+    except (NotImplementedError, RuntimeError):
+        # It looks at a value, which a meta tensor does not have; what else may be wrong shows again.
+        with torch.device("cpu"), preserved(torch.device("cpu")):
+            return factory()
+
+
+def _running_statistics(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, module in layer.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            yield f"{name}.running_mean".lstrip("."), module.running_mean
 
 
 def choose_partition(

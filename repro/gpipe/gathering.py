@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from .mesh import PipelineMesh
+from .wire import TalkingTo
 
 
 def gather_dicts(own: dict[Any, Any], mesh: PipelineMesh | None) -> dict[Any, Any]:
@@ -26,16 +27,28 @@ def gather_dicts(own: dict[Any, Any], mesh: PipelineMesh | None) -> dict[Any, An
     if mesh is None:
         return own
     parts: list[dict[Any, Any]] | None = [{}] * mesh.num_stages if mesh.pipeline_rank == 0 else None
-    dist.gather_object(own, parts, dst=mesh.rank_of(0), group=mesh.control)
+    with TalkingTo(None):
+        dist.gather_object(own, parts, dst=mesh.rank_of(0), group=mesh.control)
     return {key: value for part in parts or [] for key, value in part.items()}
 
 
-def gather_module_state(module: nn.Module, mesh: PipelineMesh | None) -> dict[str, Tensor]:
-    """The unsplit module's state dict, on the first rank."""
+def gather_module_state(module: nn.Module, mesh: PipelineMesh | None, last_rank: int) -> dict[str, Tensor]:
+    """The unsplit module's state dict, on the first rank.
+
+    Args:
+        module: a ``PipelineModule``, with the layers of this rank.
+        mesh: the ranks; None where all stages are here.
+        last_rank: pipeline rank of the last stage: what the module holds beside its layers changes there, in ``loss``
+            and ``metrics``.
+    """
     state = module.state_dict()
     # Not by the meta device alone: a layer's extra state is what it likes.
-    foreign = tuple(f"{name}." for name, part in module.named_modules() if is_elsewhere(part)) if mesh else ()
-    own = {name: value for name, value in state.items() if not name.startswith(foreign)}
+    layers = {f"{name}.": part for name, part in module.named_modules() if _is_marked(part)} if mesh else {}
+    everywhere = tuple(layers)
+    elsewhere = tuple(name for name, layer in layers.items() if is_elsewhere(layer))
+    own = {name: value for name, value in state.items() if not name.startswith(elsewhere)}
+    if mesh is not None and mesh.pipeline_rank != last_rank:
+        own = {name: value for name, value in own.items() if name.startswith(everywhere)}
     gathered = gather_dicts(own, mesh)
     return {name: gathered[name] for name in state if name in gathered}
 
@@ -47,7 +60,11 @@ def mark_elsewhere(layer: nn.Module, elsewhere: bool) -> None:
 
 def is_elsewhere(layer: nn.Module) -> bool:
     """Whether ``layer`` stands for one that another rank holds."""
-    return getattr(layer, "_gpipe_elsewhere", False) is True
+    return bool(getattr(layer, "_gpipe_elsewhere", False))
+
+
+def _is_marked(layer: nn.Module) -> bool:
+    return hasattr(layer, "_gpipe_elsewhere")
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -73,7 +90,8 @@ def share_weights(module: nn.Module, mesh: PipelineMesh) -> None:
     """Replicas begin with the weights of the first one."""
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.is_meta:
-            dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
+            with TalkingTo(None):
+                dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
 
 
 @dataclass(frozen=True)
@@ -91,17 +109,23 @@ class OptimizerLayout:
     @classmethod
     def drop_foreign(cls, optimizer: Optimizer) -> OptimizerLayout:
         """Drops the parameters of other ranks (meta tensors) from ``optimizer`` and says what stood where."""
-        groups: list[tuple[int, ...]] = []
-        own: list[tuple[int, ...]] = []
-        number = 0
-        for group in optimizer.param_groups:
+        return cls((), ()).with_new_groups(optimizer)
+
+    def with_new_groups(self, optimizer: Optimizer) -> OptimizerLayout:
+        """The same with the groups that ``optimizer`` has been given since; their foreign parameters are dropped."""
+        groups, own = list(self.groups), list(self.own)
+        number = sum(map(len, groups))
+        for group in optimizer.param_groups[len(groups) :]:
             parameters: Sequence[Tensor] = group["params"]
             numbered = list(enumerate(parameters, start=number))
             number += len(parameters)
             groups.append(tuple(index for index, _ in numbered))
             own.append(tuple(index for index, parameter in numbered if not parameter.is_meta))
             group["params"] = [parameter for parameter in parameters if not parameter.is_meta]
-        return cls(tuple(groups), tuple(own))
+            for parameter in parameters:
+                if parameter.is_meta:  # some optimizers make their state in the constructor
+                    optimizer.state.pop(parameter, None)
+        return OptimizerLayout(tuple(groups), tuple(own))
 
     @property
     def _local(self) -> list[int]:
@@ -183,5 +207,6 @@ class MetricStates:
     def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:
         """The ``state`` of each rank that has updated it; all ranks call it."""
         states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, state.cpu() if dist.get_rank() in self.ranks else None)
+        with TalkingTo(None):
+            dist.all_gather_object(states, state.cpu() if dist.get_rank() in self.ranks else None)
         return [states[rank].to(state.device) for rank in self.ranks]

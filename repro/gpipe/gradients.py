@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .mesh import PipelineMesh
+from .wire import TalkingTo
 
 
 def sum_over_replicas(parameters: Sequence[nn.Parameter], mesh: PipelineMesh) -> None:
@@ -38,7 +39,8 @@ def share_overflow(parameters: Sequence[nn.Parameter], device: torch.device) -> 
     gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
     finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
     overflow = torch.tensor([0.0 if finite else 1.0], device=device)
-    dist.all_reduce(overflow, dist.ReduceOp.MAX)
+    with TalkingTo(None):
+        dist.all_reduce(overflow, dist.ReduceOp.MAX)
     if finite and overflow.item() and gradients:
         gradients[0].fill_(float("inf"))
 
@@ -69,7 +71,8 @@ def clip_grad_norm(
         stacked = torch.stack(each)
         total = stacked.max() if infinite else stacked.pow(norm_type).sum()
     if mesh is not None:
-        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.pipeline)
+        with TalkingTo(None):
+            dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=mesh.pipeline)
     norm = total if infinite else total.pow(1.0 / norm_type)
     torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
     return norm

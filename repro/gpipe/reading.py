@@ -56,9 +56,14 @@ RandomState = tuple[Tensor, Tensor | None]
 
 @dataclass
 class Progress:
-    """How far the training loop is, asked when the loader's state is saved."""
+    """How far the training loop is, asked when the loader's state is saved.
 
-    batches: int
+    Attributes:
+        unprocessed: batches that it has been given and has not processed.
+        epoch_is_over: whether it has processed the last one.
+    """
+
+    unprocessed: int
     epoch_is_over: bool
 
 
@@ -84,25 +89,19 @@ class ReadingLoader:
         self._progress = progress
         self._agree = agree
         self._epoch: RandomState | None = None
+        # The loop's own count will not do: of several loaders the shorter ones begin again, or are over, in mid-epoch.
+        self._given = 0
+        self._is_over = False
         self._resume: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
-    @property
-    def dataset(self) -> Any:
-        """The user's data set, which Lightning looks at."""
-        return getattr(self.loader, "dataset", None)
-
-    @property
-    def sampler(self) -> Any:
-        """The user's sampler, whose ``set_epoch`` Lightning calls."""
-        return getattr(self.loader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The user's batch sampler, whose ``set_epoch`` Lightning calls."""
-        return getattr(self.loader, "batch_sampler", None)
+    def __getattr__(self, name: str) -> Any:
+        """What the user's loader has: its data set, its samplers, whose ``set_epoch`` Lightning calls, ..."""
+        if name == "loader":  # not there yet, in a copy
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         return self._announced(self._begin() if self._resume is None else self._resumed(self._resume))
@@ -111,6 +110,7 @@ class ReadingLoader:
         # At once, as in plain Lightning: the loader draws also where it is asked for an iterator in vain.
         self._set_random_state(self._agree(self._random_state()))
         self._epoch = self._random_state()
+        self._given, self._is_over = 0, False
         return iter(self.loader)
 
     def _resumed(self, resume: dict[str, Any]) -> Iterator[Any]:
@@ -122,13 +122,16 @@ class ReadingLoader:
         if not resume["epoch_is_over"]:
             for _ in range(resume["batches"]):
                 next(iterator)
+            self._given = resume["batches"]
             self._set_random_state(resume["now"])
         yield from iterator
 
     def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self._announce(True)
+            self._given += 1
             yield batch
+        self._is_over = True
         self._announce(False)
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,7 +141,7 @@ class ReadingLoader:
         return {
             "epoch": self._epoch if self._epoch is not None else now,
             "now": now,
-            "batches": progress.batches,
+            "batches": self._given if self._is_over else self._given - progress.unprocessed,
             "epoch_is_over": progress.epoch_is_over,
         }
 

@@ -27,11 +27,12 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -166,8 +167,10 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self._sender = Sender()
         self._partition: tuple[int, ...] | None = None
         self._own: tuple[int, ...] = ()
+        self._last_rank = 0
         self._layouts: list[OptimizerLayout] = []
         self._batches_seen = 0
+        self._seen_before_batch = 0
         self._resume: dict[str, Any] = {}
         self._accumulating = False
         self._announced = False
@@ -305,6 +308,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             num_virtual_stages=self._num_virtual_stages,
             remat=self._remat,
         )
+        self._last_rank = schedule.placement[-1][0]
         rank = None if self._mesh is None else self._mesh.pipeline_rank
         limit = self._stage_limit(module, schedule)
         built = build_layers(
@@ -346,7 +350,8 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         if self._mesh is not None and self._data_parallel_size > 1:
             if fitting:
                 check_replicas(module)
-            share_weights(module, self._mesh)
+            with self._mesh.explaining():
+                share_weights(module, self._mesh)
         check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None
         if fitting:
@@ -375,7 +380,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self.precision_plugin.clip_grad_by_norm = self._clip_grad_by_norm  # type: ignore[method-assign]
         if self._mesh is not None:
             self.precision_plugin.clip_grad_by_value = self._clip_grad_by_value  # type: ignore[method-assign]
-            MetricStates.of(self._mesh, self.engine.schedule().placement[-1][0]).attach(module)
+            MetricStates.of(self._mesh, self._last_rank).attach(module)
         # Loss and metrics are equal on every rank already.
         warnings.filterwarnings(
             "ignore", message=r".*It is recommended to use `self\.log\('(train|val|test)_.*sync_dist=True"
@@ -466,9 +471,10 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             return  # the reduction over replicas happens once per optimizer step
         if self._mesh is not None:
             parameters = [p for stage in self.engine.stages.values() for p in stage.parameters()]
-            sum_over_replicas(parameters, self._mesh)
-            if self._scaler is not None:
-                share_overflow(parameters, self.root_device)
+            with self._mesh.explaining():
+                sum_over_replicas(parameters, self._mesh)
+                if self._scaler is not None:
+                    share_overflow(parameters, self.root_device)
 
     @contextmanager
     @override
@@ -481,17 +487,18 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clips this rank's gradients by the norm over all stages; see ``gradients.clip_grad_norm``."""
-        return clip_grad_norm(parameters, max_norm, norm_type, self._mesh)
+        with nullcontext() if self._mesh is None else self._mesh.explaining():
+            return clip_grad_norm(parameters, max_norm, norm_type, self._mesh)
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        if self._num_ranks > 1 and dist.is_initialized():
+        if self._num_ranks > 1 and dist.is_initialized() and not self._has_failed:
             with self._explaining():
                 dist.barrier()
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        if self._num_ranks == 1 or not dist.is_initialized():
+        if self._num_ranks == 1 or not dist.is_initialized() or self._has_failed:
             return obj
         holder = [obj]
         with self._explaining():
@@ -514,24 +521,37 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
 
         Every rank must call it.
         """
+        if self._has_failed:
+            return {}
         with self._connected() as mesh:
-            return gather_module_state(module, mesh)
+            return gather_module_state(module, mesh, self._last_rank)
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self._has_failed:
+            return {}
         plain = getattr(optimizer, "_optimizer", optimizer)
         with self._connected() as mesh:
-            return self._layouts[self.optimizers.index(plain)].gather(plain, mesh)
+            which = self.optimizers.index(plain)
+            self._layouts[which] = self._layouts[which].with_new_groups(plain)
+            return self._layouts[which].gather(plain, mesh)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+        if self._has_failed:
+            rank_zero_warn(
+                f"{filepath} is not saved: an exception has ended the run, so not all {self._num_ranks} processes are "
+                "there to give their part of the state"
+            )
+            return
         loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         state = {
             "seed": self._seed,
-            "batches_seen": self._batches_seen,
+            # A batch that an exception has ended is read again.
+            "batches_seen": self._seen_before_batch if self._batch_is_open else self._batches_seen,
             # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
             "loaders": loops.pop("combined_loader", []),
-            "gradients": gather_gradients(self._module, self._mesh) if self._window_is_open else {},
+            "gradients": self._window_gradients(),
             "due_steps": due_steps(self._module.trainer),
         }
         checkpoint[_CHECKPOINT_KEY] = state
@@ -571,6 +591,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that
         # the metric is not there; once the epoch has gone on it is.
         self._module.trainer.fit_loop._restarting = False
+        self._seen_before_batch = self._batches_seen
 
     def gather_trace(self) -> list[Event]:
         """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
@@ -617,6 +638,12 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return self._num_nodes * self.num_processes
 
     @property
+    def _has_failed(self) -> bool:
+        """Whether an exception ends a run of several processes: no two of them are at the same place any more."""
+        trainer = None if self._lightning_module is None else self._lightning_module._trainer
+        return self._num_ranks > 1 and trainer is not None and trainer.state.status == TrainerStatus.INTERRUPTED
+
+    @property
     def _module(self) -> PipelineModule:
         module = self.lightning_module
         assert isinstance(module, PipelineModule)
@@ -633,15 +660,30 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return [self.root_device] * (self.num_stages * self._num_virtual_stages)
 
     @property
+    def _batch_is_open(self) -> bool:
+        """Whether a batch of training has begun and has not been processed."""
+        batches = self._module.trainer.fit_loop.epoch_loop.batch_progress.current
+        assert isinstance(batches, _ProcessedTracker)
+        return batches.ready > batches.processed
+
+    @property
     def _window_is_open(self) -> bool:
         trainer = self._module.trainer
         return trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
+
+    def _window_gradients(self) -> dict[str, Tensor]:
+        """The gradients of an accumulation window that is open, on the first rank."""
+        if not self._window_is_open:
+            return {}
+        with self._connected() as mesh:
+            return gather_gradients(self._module, mesh)
 
     @contextmanager
     def _connected(self) -> Generator[PipelineMesh | None, None, None]:
         """The mesh; opened for the moment where a checkpoint is saved after the run."""
         if self._mesh is not None or self._num_ranks == 1:
-            yield self._mesh
+            with nullcontext() if self._mesh is None else self._mesh.explaining():
+                yield self._mesh
             return
         mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
         try:
@@ -719,8 +761,10 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
                 module.model = layers or None
 
     def _progress(self) -> Progress:
-        batches = self._module.trainer.fit_loop.epoch_loop.batch_progress
-        return Progress(batches.current.ready, batches.is_last_batch)
+        loop = self._module.trainer.fit_loop
+        fetched = len(getattr(loop._data_fetcher, "batches", ()))
+        is_last = loop.epoch_loop.batch_progress.is_last_batch
+        return Progress(fetched + self._batch_is_open, is_last and not self._batch_is_open)
 
     def _agree_on_random_state(self, state: RandomState) -> RandomState:
         if self._mesh is None or self._data_parallel_size == 1:
