@@ -36,6 +36,17 @@ class ArgumentParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+def positive(text: str) -> int:
+    """A ``type`` for ``add_argument``: a whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, and at least 1")
+    return number
+
+
 def suggest(given: str, known: Iterable[str]) -> str:
     """``"; did you mean X?"`` for the known word nearest to ``given``, or nothing."""
     close = difflib.get_close_matches(given, list(known), n=1)

@@ -27,6 +27,8 @@ from repro.tasks.cli import ReproCLI, quiet
 from repro.tasks.image_classification import ImageClassification
 from repro.tasks.translation import Translation, TranslationDataModule
 
+from .devices import find_device
+
 _DTYPES: Mapping[str, tuple[torch.dtype, int]] = {
     "32": (torch.float32, 4),
     "32-true": (torch.float32, 4),
@@ -222,12 +224,12 @@ def profiled_costs(configured: Configured, device: str) -> tuple[LayerCost, ...]
 
     F and B are timed together and shared out by FLOPs.
     """
+    timed_on = find_device(device)
     factories = configured.module.layers()
     skeletons = make_skeletons(factories)
     example = map_tensors(lambda e: torch.zeros(e.shape, dtype=e.dtype), configured.inputs(1))
     few, more = (
-        cached_time_costs(ProfileCache(), skeletons, factories, example, torch.device(device), rows=rows)
-        for rows in (2, 8)
+        cached_time_costs(ProfileCache(), skeletons, factories, example, timed_on, rows=rows) for rows in (2, 8)
     )
     costs = []
     for (f, b), two, eight in zip(_flops(configured), few, more, strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from repro.arguments import ArgumentParser
+from repro.arguments import ArgumentParser, positive
+from repro.commands.devices import find_device
 from repro.commands.progress import Counting
 from repro.datasets.text_lines import decode_lines, read_lines
 from repro.errors import UserError
@@ -41,7 +44,12 @@ def main(argv: Sequence[str]) -> None:
             f"{_name(options.input)} has {len(lines):,} lines but --reference {options.reference} has "
             f"{len(references):,}: line by line one must be the translation of the other"
         )
-    translator = load_translator(options.checkpoint, _device(options.device), options.vocabulary)
+    if references == []:
+        raise UserError(f"--reference {options.reference} has no lines: there is nothing to score")
+    if options.output is not None:
+        _check_output(options.output)
+    device = find_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    translator = load_translator(options.checkpoint, device, options.vocabulary)
     translations = _translate(translator, lines, options)
     text = "".join(f"{line}\n" for line in translations)
     if options.output is None:
@@ -98,27 +106,29 @@ def _name(path: Path | None) -> str:
     return "standard input" if path is None else str(path)
 
 
+def _check_output(path: Path) -> None:
+    """Before hours of translating, whose result could not be written.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"--output {path} cannot be written: give a file in a folder that is there and can be written")
+
+
 def _write(path: Path, text: str) -> None:
+    """As a whole: a file of an earlier run is replaced or stays as it was; a pipe or device is written to."""
+    replaced = not path.is_symlink() and (path.is_file() or not path.exists())
+    target = path.with_name(f".{path.name}.part") if replaced else path
     try:
-        path.write_text(text, encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
+        target.replace(path)
     except OSError as error:
         raise UserError(f"--output {path} cannot be written: {error.strerror or error}") from error
 
 
 def _note(text: str) -> None:
     print(f"repro translate: {text}", file=sys.stderr)
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--device {name} cannot be used here ({reason}); cpu always can") from error
-    return device
 
 
 def _parser() -> ArgumentParser:
@@ -131,19 +141,19 @@ def _parser() -> ArgumentParser:
         help="text to translate; without it, or as -, standard input",
     )
     parser.add_argument("--checkpoint", required=True, type=Path, metavar="FILE", help="of a run of Translation")
-    parser.add_argument("--beam", type=_positive, default=4, metavar="N", help="hypotheses; 1 is greedy (default: 4)")
+    parser.add_argument("--beam", type=positive, default=4, metavar="N", help="hypotheses; 1 is greedy (default: 4)")
     parser.add_argument(
         "--length-penalty",
-        type=float,
+        type=_not_negative,
         default=LENGTH_PENALTY,
         metavar="X",
         help=f"exponent; more for longer translations, 0 for none (default: {LENGTH_PENALTY})",
     )
     parser.add_argument(
-        "--batch-size", type=_positive, default=64, metavar="N", help="sentences at a time (default: 64)"
+        "--batch-size", type=positive, default=64, metavar="N", help="sentences at a time (default: 64)"
     )
     parser.add_argument(
-        "--max-source", type=_positive, default=512, metavar="N", help="pieces of a line that are read (default: 512)"
+        "--max-source", type=positive, default=512, metavar="N", help="pieces of a line that are read (default: 512)"
     )
     parser.add_argument("--device", help="cpu, cuda:1, mps (default: a GPU of CUDA where there is one, else cpu)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there (default: standard output)")
@@ -158,8 +168,11 @@ def _file_or_standard_input(text: str) -> Path | None:
     return None if text == "-" else Path(text)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+def _not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be a number, and not negative")
     return number

@@ -65,9 +65,12 @@ def rewrite(path: Path, reference: Path) -> bool:
     """Puts ``block`` and ``claims_block`` between their markers in the README; returns whether that changed it.
 
     Raises:
-        UserError: the file has not all markers, once each and in order.
+        UserError: the file cannot be read, or has not all markers, once each and in order.
     """
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--readme {path} cannot be read: {error}") from error
     new = with_claims(with_block(text, block(reference, path.resolve().parent), str(path)), reference, path)
     if new == text:
         return False

@@ -171,6 +171,13 @@ def main(argv: Sequence[str]) -> int:
             # All ranks have the same story. The first one tells it, unless it is the one that is gone.
             speaks = _rank() == 0 or getattr(error, "rank_0_is_gone", False)
             return _tell(error, 1) if speaks else 1
+        except (NotADirectoryError, FileExistsError, PermissionError) as error:
+            if error.filename is None:
+                raise
+            wrong = UserError(
+                f"{error.filename}: {error.strerror}; give a --trainer.default_root_dir where results can be written"
+            )
+            return _tell(wrong, 2) if _rank() == 0 else 2
         except RuntimeError as error:
             reason = misfit(error)
             if reason is None:

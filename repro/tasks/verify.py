@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from repro.arguments import ArgumentParser
+from repro.arguments import ArgumentParser, positive
 from repro.gpipe import Verification, verify
 from repro.tasks.cli import ReproCLI, quiet
 
@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("repro verify", _DESCRIPTION, _EPILOG)
     parser.add_argument("--config", "-c", action="append", metavar="FILE", help="config file; later ones overlay")
-    parser.add_argument("-K", "--num-stages", type=_positive, metavar="K", help="stages (default: the config's, or 2)")
+    parser.add_argument("-K", "--num-stages", type=positive, metavar="K", help="stages (default: the config's, or 2)")
     parser.add_argument(
-        "-M", "--num-micro-batches", type=_positive, metavar="M", help="micro-batches (default: the config's, or 4K)"
+        "-M", "--num-micro-batches", type=positive, metavar="M", help="micro-batches (default: the config's, or 4K)"
     )
     parser.add_argument("--remat", choices=("always", "except_last", "never"), help="default: the config's, or always")
     parser.add_argument(
@@ -78,13 +78,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--all", action="store_true", help="show every parameter, not only the worst")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 def _first_batch(data: Any) -> Any:

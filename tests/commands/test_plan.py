@@ -164,6 +164,12 @@ def test_mistakes(words: list[str], said: str, capsys: pytest.CaptureFixture[str
     assert said in error and len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to profile on")
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *TRANSFORMER, *SMALL, "--costs", "profile", "--device", "cuda"]) == 2
+    assert "--device cuda cannot be used here" in capsys.readouterr().err
+
+
 def test_tokens_are_for_models_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *AMOEBANET, "--tokens", "16"]) == 2
     assert "has no tokens" in capsys.readouterr().err

@@ -144,6 +144,26 @@ def test_a_long_line_is_cut_and_the_note_says_so(
     assert "lines of more than 40 pieces: 1, the first of them line 5; only their beginning is translated" in err
 
 
+def test_output_that_fails_leaves_the_earlier_file(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.en"
+    output.write_text("earlier", encoding="utf-8")
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, _, err = run(capsys, "--checkpoint", checkpoint, text, "--output", output)
+    assert code == 2 and "out.en cannot be written: No space left" in err
+    assert output.read_text(encoding="utf-8") == "earlier"
+    monkeypatch.undo()
+    link = tmp_path / "link"
+    link.symlink_to(output)
+    assert run(capsys, "--checkpoint", checkpoint, text, "--output", link)[0] == 0
+    assert link.is_symlink() and output.read_text(encoding="utf-8").count("\n") == len(LINES)
+
+
 def test_no_line_is_no_translation(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").touch()
     assert run(capsys, "--checkpoint", checkpoint, tmp_path / "empty") == (0, "", "")
@@ -197,12 +217,24 @@ def wrong_file(case: str, checkpoint: Path, folder: Path) -> list[object]:
             path.write_text("one\ntwo\n", encoding="utf-8")
             return ["--checkpoint", checkpoint, "/dev/null", "--reference", path]
         case "output":
-            return ["--checkpoint", checkpoint, "/dev/null", "--output", folder / "no" / "folder"]
+            return [
+                "--checkpoint",
+                path,
+                "/dev/null",
+                "--output",
+                folder / "no" / "folder",
+            ]  # told before a checkpoint is read
         case "device":
             return ["--checkpoint", checkpoint, "/dev/null", "--device", "toaster"]
         case "penalty":
             path.write_text("one\n", encoding="utf-8")
-            return ["--checkpoint", checkpoint, path, "--length-penalty", "-1"]
+            return ["--checkpoint", checkpoint, path, "--beam", "1", "--length-penalty", "-1"]
+        case "nothing to score":
+            return ["--checkpoint", checkpoint, "/dev/null", "--reference", "/dev/null"]
+        case "meta":
+            return ["--checkpoint", checkpoint, "/dev/null", "--device", "meta"]
+        case "no number":
+            return ["--checkpoint", checkpoint, "/dev/null", "--beam", "abc"]
     return ["--checkpoint", checkpoint, "/dev/null", "--beam", "0"]
 
 
@@ -221,8 +253,11 @@ def wrong_file(case: str, checkpoint: Path, folder: Path) -> list[object]:
         ("unequal", ["/dev/null has 0 lines", "wrong has 2"]),
         ("output", ["--output", "cannot be written"]),
         ("device", ["--device toaster cannot be used here"]),
-        ("penalty", ["length_penalty=-1"]),
-        ("beam", ["--beam", "0 must be at least 1"]),
+        ("penalty", ["--length-penalty", "-1 must be a number, and not negative"]),
+        ("nothing to score", ["--reference /dev/null has no lines"]),
+        ("meta", ["--device meta cannot be used here"]),
+        ("no number", ["--beam: abc must be a whole number, and at least 1"]),
+        ("beam", ["--beam: 0 must be a whole number, and at least 1"]),
     ],
 )
 def test_mistakes_are_told(

@@ -254,3 +254,8 @@ def test_the_results_in_the_readme_are_those_of_the_committed_rows() -> None:
     assert with_block(text, block(loading.REFERENCE, readme.parent), "README.md") == text, (
         "run `repro report --readme README.md`"
     )
+
+
+def test_a_readme_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--readme .*nosuch\.md cannot be read"):
+        main(["--readme", str(tmp_path / "nosuch.md")])

@@ -261,6 +261,15 @@ def test_mistakes_are_one_line_and_exit_code_2(
         assert part in told[0]
 
 
+def test_results_below_a_file_are_one_line(packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    options = [f"--trainer.default_root_dir={tmp_path / 'file' / 'below'}"]
+    code, _, err = run(capsys, "fit", *quietly(*smoke("amoebanet", packaged)), *options)
+    told = [line for line in err.splitlines() if "error" in line.lower()]
+    assert (code, len(told)) == (2, 1), err
+    assert "Not a directory; give a --trainer.default_root_dir" in told[0]
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
