@@ -73,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("repro: interrupted", file=sys.stderr)
         return 130
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich makes of it an exit with code 1
+            return 0
+        raise
     except BrokenPipeError:
         # The reader of our output (head, less) has left. Python flushes once more at exit and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

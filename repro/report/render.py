@@ -71,7 +71,7 @@ def show(console: Console, results: Results, sections: Sequence[Section], yours:
         columns = _columns(section.lines)
         for column in columns:
             head = yours if column == "yours" else column
-            made.add_column(head, justify="left" if column == "provenance" else "right", no_wrap=True)
+            made.add_column(head, justify="left" if column == "provenance" else "right", overflow="fold")
         for one_line in section.lines:
             made.add_row(one_line.what, *(one_line.as_dict()[column] for column in columns))
         if section.lines:
@@ -102,7 +102,7 @@ def as_data(results: Results, sections: Sequence[Section]) -> dict[str, Any]:
 def _show_grid(console: Console, one: Grid) -> None:
     made = Table(title=one.title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     for place, column in enumerate(one.columns):
-        made.add_column(column, justify="right" if place else "left")
+        made.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in one.rows:
         made.add_row(*row)
     console.print(made)

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from repro.errors import UserError
 from repro.experiments.sweeps.rows import Row, write_json, write_rows
 from repro.report import command, loading
 from repro.report.command import main
-from repro.report.lines import show
+from repro.report.lines import Grid, Line, Section, show
 from repro.report.loading import find, load
 from repro.report.readme import BEGIN, CLAIMS_BEGIN, CLAIMS_END, END, block, rewrite, with_block
+from repro.report.render import show as show_report
 from repro.report.reproduce import headline, sections
 from tests.experiments.results import make_rows
 
@@ -126,6 +132,29 @@ def test_the_report_has_every_section_and_its_pictures(
     for name in pictures:
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path) not in text
+
+
+def test_a_narrow_terminal_cuts_no_figure_off(tmp_path: Path, store: Callable[..., Path]) -> None:
+    figures = ["123.456 ± 7.890 ms", "234.567", "abcdefghijklmnopqrstuvwxyz"]
+    words = [word for text in figures for word in text.split()]
+    grid = Grid("wide", ["what", *"abcdef"], [["a row", *figures, *figures]])
+    lines = [Line("something with a name of some length " * 2, "measured", *figures)]
+    console = Console(width=40, record=True, file=io.StringIO())
+    show_report(console, load(store(tmp_path)), [Section("a section", "", lines, grids=[grid])])
+    shown = console.export_text()
+    assert "…" not in shown
+    for letter in set("".join(words)):
+        assert shown.count(letter) >= 3 * "".join(words).count(letter), letter
+
+
+def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, store: Callable[..., Path]) -> None:
+    """``repro report | head -1``"""
+    command = [sys.executable, "-m", "repro", "report", "--results", str(store(tmp_path))]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_json(tmp_path: Path, store: Callable[..., Path], reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
