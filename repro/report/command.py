@@ -166,7 +166,13 @@ def _parser() -> ArgumentParser:
 
 
 def _copy(results: Results, machine: str) -> Results:
+    if machine in ("", "..") or Path(machine).name != machine:
+        raise UserError(f"--as-reference {machine!r} is no plain name of a folder; give one such as 2-core-cpu")
     target = REFERENCE / machine / results.target / results.scale
+    if target.resolve() == results.folder.resolve():
+        raise UserError(
+            f"--as-reference {machine}: --results {results.folder} is that reference; give a run of your own"
+        )
     target.mkdir(parents=True, exist_ok=True)
     for name in (ROWS_FILE, RUN_FILE):
         shutil.copyfile(results.folder / name, target / name)

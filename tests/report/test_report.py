@@ -177,6 +177,16 @@ def test_reference_rows_are_copied_and_found(
     (found,) = loading.references(load(folder), reference)
     assert found.machine == "my-machine"
     assert loading.references(load(copied), reference) == [], "a run is not its own reference"
+    with pytest.raises(UserError, match=r"--as-reference my-machine: .* is that reference"):
+        main(["--results", str(copied), "--as-reference", "my-machine"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../..", "a/b", "a/", "/tmp"])
+def test_a_reference_has_a_plain_name(name: str, tmp_path: Path, store: Callable[..., Path], reference: Path) -> None:
+    folder = store(tmp_path / "smoke")
+    with pytest.raises(UserError, match=r"--as-reference .* is no plain name of a folder"):
+        main(["--results", str(folder), "--as-reference", name])
+    assert not reference.exists()
 
 
 def test_earlier_results_are_not_reported(tmp_path: Path, store: Callable[..., Path]) -> None:
