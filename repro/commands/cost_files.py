@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,10 +36,11 @@ def read_costs(path: Path, num_stages: int) -> dict[str, Cost]:
         UserError: the file cannot be read, or does not have what is needed.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        # Whole numbers as well: one that no float holds becomes infinite, and is refused as such.
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=float)
     except OSError as error:
         raise UserError(f"--costs {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--costs {path}: this is no JSON ({error})") from None
     if not isinstance(data, dict):
         raise UserError(f"--costs {path}: give an object with {', '.join(_NAMES)}, a profile, or a trace")
@@ -106,4 +108,6 @@ def _of_trace(path: Path, events: object, num_stages: int) -> dict[str, Cost]:
 def _values(path: Path, name: str, values: Any) -> list[float]:
     if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         raise UserError(f"--costs {path}: {name} is not a number or a list of numbers")
+    if not all(map(math.isfinite, values)):
+        raise UserError(f"--costs {path}: {name} holds a number that is not finite, or too large")
     return [float(value) for value in values]

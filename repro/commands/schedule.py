@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -60,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     )
     costs = _costs(options, schedule.total_stages)
     timeline = simulate(schedule, **costs)
+    if not math.isfinite(timeline.bubble):
+        raise UserError(f"costs {_shown(timeline, costs)} add up to more than a number can hold: give a larger unit")
     if options.json:
         print(json.dumps(_as_json(timeline, costs)))
     else:

@@ -57,7 +57,10 @@ def test_what_is_understood(tmp_path: Path, data: Any, expected: dict[str, Any])
     ("data", "part"),
     [
         ("not json", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ([1, 2], "give an object"),
+        ({"forward": 10**400, "backward": 2}, "forward holds a number that is not finite, or too large"),
+        ({"forward": [1, 10**400, 1], "backward": [1, 1, 1]}, "forward holds a number that is not finite"),
         ({"forward": 1}, "no forward and backward"),
         ({"forward": "1", "backward": 2}, "forward is not a number"),
         ({"forward": [1, "2"], "backward": 2}, "forward is not a number or a list"),

@@ -19,6 +19,9 @@ def mine(num_stages, num_micro_batches, num_virtual_stages=1, remat="never"):
     return replace(make_schedule("1f1b", **numbers, remat=remat), name="mine")
 
 number = 3
+
+def other(*numbers):
+    return 3
 """
 
 
@@ -93,9 +96,19 @@ def test_a_function_of_ones_own(
         ("mine_of_the_tests.yours", "no such function"),
         ("nowhere_at_all.mine", "no such function"),
         ("mine_of_the_tests.number", "not a function but of type int"),
+        ("..", "no such function"),
+        ("os.path.join", "called with (num_stages, num_micro_batches, num_virtual_stages, remat) it raises TypeError"),
+        ("mine_of_the_tests.other", "must return a Schedule, but this is of type int"),
     ):
         code, _, err = run(capsys, name)
         assert code == 2 and part in err and name in err
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_costs_whose_sum_is_no_number(form: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "gpipe", "--forward", "1e308", "--backward", "1e308", *form)
+    assert (code, out) == (2, "")
+    assert "costs F = 1e+308, B = 1e+308 add up to more than a number can hold" in err
 
 
 def test_costs_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
