@@ -148,7 +148,7 @@ class ReproCLI(LightningCLI):
         """
         options = self.config[str(self.subcommand)]
         path = options.get("ckpt_path")
-        if not path or path in ("best", "last", "hpc") or re.match(r"(?i)registry(:|$)|\w+://", path):
+        if path is None or path in ("best", "last", "hpc") or re.match(r"(?i)registry(:|$)|\w+://", path):
             return
         checkpoint = read_checkpoint(Path(path), weights_only=options.get("weights_only") is not False)
         made = checkpoint.get("hyper_parameters", {}).get("_class_path")

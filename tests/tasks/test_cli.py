@@ -148,12 +148,13 @@ def wrong_checkpoint(case: str, trained: Path, folder: Path) -> Path:
         ("text", "is not a checkpoint that can be read"),
         ("truncated", "is not a checkpoint that can be read"),
         ("weights alone", "it has no state_dict"),
+        ("nothing", "checkpoint . cannot be read"),
     ],
 )
 def test_a_wrong_checkpoint_is_one_line(
     case: str, part: str, trained: Path, packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = wrong_checkpoint(case, trained, tmp_path)
+    path = "" if case == "nothing" else wrong_checkpoint(case, trained, tmp_path)
     code, _, err = run(capsys, "test", *quietly(*smoke("amoebanet", packaged)), f"--ckpt_path={path}")
     assert (code, err.count("\n")) == (2, 1), err
     assert str(path) in err and part in err

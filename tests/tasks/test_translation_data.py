@@ -67,21 +67,21 @@ def test_drawing_by_temperature_is_the_same_in_batches_by_tokens(packaged: Path)
 
 
 def test_batches_by_tokens_go_on_in_the_middle_of_an_epoch(packaged: Path) -> None:
-    def reading(done: int) -> ReadingLoader:
+    def reading() -> ReadingLoader:
         loader = data_of(packaged, batch_tokens=80, temperature=5.0).train_dataloader()
-        return ReadingLoader(loader, lambda another: None, lambda: Progress(done, epoch_is_over=False))
+        return ReadingLoader(loader, lambda another: None, lambda: Progress(unprocessed=0, epoch_is_over=False))
 
     torch.manual_seed(3)
-    loader = reading(20)  # in the second pool of 16 batches
+    loader = reading()
     batches = []
     for batch in loader:
         batches.append(batch)
         torch.rand(len(batches))  # what a callback or a layer of the user draws
-        if len(batches) == 20:
+        if len(batches) == 20:  # in the second pool of 16 batches
             state = loader.state_dict()
     assert len(batches) > 25
     torch.manual_seed(99)
-    resumed = reading(0)
+    resumed = reading()
     resumed.load_state_dict(state)
     rest = list(resumed)
     assert [rows_of(batch) for batch in rest] == [rows_of(batch) for batch in batches[20:]]
