@@ -226,7 +226,9 @@ class PipelineModule(pl.LightningModule):
     def _log_totals(self, stage: str, totals: Totals, *, on_step: bool) -> None:
         values = {"loss": (totals.loss_sum, totals.count), **totals.metrics}
         for name, (value, count) in values.items():
-            mean = torch.tensor(value / count if count else float("nan"), dtype=torch.float64, device=self.device)
+            # What nothing counts for has no part in the mean of the epoch, to which NaN x 0 would add NaN.
+            nothing = 0.0 if name != "loss" else float("nan")
+            mean = torch.tensor(value / count if count else nothing, dtype=torch.float64, device=self.device)
             super().log(
                 f"{stage}_{name}",
                 mean.float() if self.device.type == "mps" else mean,

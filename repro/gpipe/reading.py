@@ -1,7 +1,8 @@
 """Reading data: one rank of each replica does, the others go through the same loop with placeholders.
 
 The reading rank says before each batch whether there is another, so loaders of unknown length work. Its loader can
-be saved in mid-epoch: the state is the random state in which the epoch began and the number of batches used.
+be saved in mid-epoch: the state is the random state in which the epoch began, that before its first batch (which draws
+the order), and the number of batches used.
 """
 
 from __future__ import annotations
@@ -67,6 +68,29 @@ class Progress:
     epoch_is_over: bool
 
 
+class Resumption:
+    """The loaders of a checkpoint. They draw from one generator, so they go on together, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[ReadingLoader, dict[str, Any]]] = []
+
+    def add(self, loader: ReadingLoader, state: dict[str, Any]) -> None:
+        """``loader`` will go on from ``state``."""
+        self._waiting.append((loader, state))
+
+    def take_up(self) -> None:
+        """Brings all loaders to where they were; nothing once they are there."""
+        waiting, self._waiting = self._waiting, []
+        for loader, state in waiting:
+            if not state["epoch_is_over"]:
+                loader.read_again()
+        for loader, state in waiting:
+            loader.set_random_state(state["now"])
+        for loader, state in waiting:
+            if state["epoch_is_over"]:
+                loader.begin_again()
+
+
 class ReadingLoader:
     """Wraps the loader of the rank that reads data.
 
@@ -75,6 +99,7 @@ class ReadingLoader:
         announce: called before each batch with whether there is one.
         progress: of the training loop, asked when the loader is saved.
         agree: gives every replica the random state of the first one, so that all deal out the same order.
+        resumption: of the loaders of one checkpoint.
     """
 
     def __init__(
@@ -83,16 +108,20 @@ class ReadingLoader:
         announce: Callable[[bool], None],
         progress: Callable[[], Progress],
         agree: Callable[[RandomState], RandomState] = lambda state: state,
+        resumption: Resumption | None = None,
     ) -> None:
         self.loader = loader
         self._announce = announce
         self._progress = progress
         self._agree = agree
         self._epoch: RandomState | None = None
+        self._first: RandomState | None = None
         # The loop's own count will not do: of several loaders the shorter ones begin again, or are over, in mid-epoch.
         self._given = 0
         self._is_over = False
+        self._resumption = resumption or Resumption()
         self._resume: dict[str, Any] | None = None
+        self._taken_up: tuple[RandomState | None, Iterator[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -104,29 +133,47 @@ class ReadingLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._announced(self._begin() if self._resume is None else self._resumed(self._resume))
+        return self._announced(self._begin() if self._resume is None else self._resumed())
 
     def _begin(self) -> Iterator[Any]:
         # At once, as in plain Lightning: the loader draws also where it is asked for an iterator in vain.
-        self._set_random_state(self._agree(self._random_state()))
+        self.set_random_state(self._agree(self._random_state()))
         self._epoch = self._random_state()
         self._given, self._is_over = 0, False
         return iter(self.loader)
 
-    def _resumed(self, resume: dict[str, Any]) -> Iterator[Any]:
+    def _resumed(self) -> Iterator[Any]:
         # A generator: whatever draws between here and the first batch had its turn before the checkpoint was saved, and
         # an iterator that is asked for in vain leaves the state to the next one.
-        self._resume = None
-        self._set_random_state(resume["now"] if resume["epoch_is_over"] else resume["epoch"])
-        iterator = self._begin()
-        if not resume["epoch_is_over"]:
-            for _ in range(resume["batches"]):
-                next(iterator)
-            self._given = resume["batches"]
-            self._set_random_state(resume["now"])
+        self._resumption.take_up()
+        assert self._taken_up is not None
+        first, iterator = self._taken_up
+        self._taken_up = None
+        self._first = self._random_state() if first is None else first
         yield from iterator
 
+    def begin_again(self) -> None:
+        """Begins the epoch after the one in which the checkpoint was saved."""
+        self._resume = None
+        self._taken_up = None, self._begin()
+
+    def read_again(self) -> None:
+        """Begins the epoch in which the checkpoint was saved, and drops the batches that it has used."""
+        assert self._resume is not None
+        resume, self._resume = self._resume, None
+        self.set_random_state(resume["epoch"])
+        iterator = self._begin()
+        first = resume.get("first")
+        if first is not None:
+            self.set_random_state(first)
+        for _ in range(resume["batches"]):
+            next(iterator)
+        self._given = resume["batches"]
+        self._taken_up = first, iterator
+
     def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
+        # Of several loaders the others have drawn since this one began.
+        self._first = self._random_state()
         for batch in batches:
             self._announce(True)
             self._given += 1
@@ -138,22 +185,28 @@ class ReadingLoader:
         """Where the loader is, for a checkpoint within an epoch."""
         progress = self._progress()
         now = self._random_state()
+        epoch, first = (now if known is None else known for known in (self._epoch, self._first))
+        used = self._given if self._is_over else self._given - progress.unprocessed
         return {
-            "epoch": self._epoch if self._epoch is not None else now,
-            "now": now,
-            "batches": self._given if self._is_over else self._given - progress.unprocessed,
+            "epoch": epoch,
+            "first": first,
+            "now": now if used else first,  # the order of the epoch is drawn with its first batch
+            "batches": used,
             "epoch_is_over": progress.epoch_is_over,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where ``state`` was saved: used batches are read again and dropped, so all draws are as before."""
         self._resume = state or None
+        if state:
+            self._resumption.add(self, state)
 
     def _random_state(self) -> RandomState:
         own = getattr(self.loader, "generator", None)
         return torch.get_rng_state(), None if own is None else own.get_state()
 
-    def _set_random_state(self, state: RandomState) -> None:
+    def set_random_state(self, state: RandomState) -> None:
+        """That of the default generator, and of the loader's own."""
         torch.set_rng_state(state[0])
         own = getattr(self.loader, "generator", None)
         if own is not None and state[1] is not None:
@@ -194,8 +247,9 @@ def announcer(mesh: PipelineMesh | None, sender: Sender) -> Callable[[bool], Non
         return lambda another: None
 
     def announce(another: bool) -> None:
-        for peer in range(1, mesh.num_stages):
-            sender.send_object(another, mesh.rank_of(peer), mesh.control)
+        with mesh.explaining():
+            for peer in range(1, mesh.num_stages):
+                sender.send_object(another, mesh.rank_of(peer), mesh.control)
 
     return announce
 

@@ -65,6 +65,7 @@ from .reading import (
     Progress,
     RandomState,
     ReadingLoader,
+    Resumption,
     announcer,
     deal_out,
     is_placeholder,
@@ -170,8 +171,9 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self._last_rank = 0
         self._layouts: list[OptimizerLayout] = []
         self._batches_seen = 0
-        self._seen_before_batch = 0
+        self._last_batch = (0, 0)
         self._resume: dict[str, Any] = {}
+        self._resumption = Resumption()
         self._accumulating = False
         self._announced = False
 
@@ -429,7 +431,9 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             end_workers_with_rank(share)
             for peer in range(1, mesh.num_stages):
                 self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
-        loader = ReadingLoader(share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state)
+        loader = ReadingLoader(
+            share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state, self._resumption
+        )
         # Not left to Lightning, which loads no loader's state from a checkpoint at the end of an epoch.
         if self._module.trainer.training and self._resume.get("loaders"):
             loader.load_state_dict(self._resume["loaders"].pop(0))
@@ -442,6 +446,8 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     @override
     def run_training_step(self, batch: Any) -> StepResult:
         inputs, targets = self._split(batch)
+        if self._last_batch[0] != self._open_batch:
+            self._last_batch = (self._open_batch, self._batches_seen)
         counter, self._batches_seen = self._batches_seen, self._batches_seen + 1
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         with self._in_pipeline():
@@ -548,7 +554,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         state = {
             "seed": self._seed,
             # A batch that an exception has ended is read again.
-            "batches_seen": self._seen_before_batch if self._batch_is_open else self._batches_seen,
+            "batches_seen": self._last_batch[1] if self._last_batch[0] == self._open_batch else self._batches_seen,
             # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
             "loaders": loops.pop("combined_loader", []),
             "gradients": self._window_gradients(),
@@ -591,7 +597,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that
         # the metric is not there; once the epoch has gone on it is.
         self._module.trainer.fit_loop._restarting = False
-        self._seen_before_batch = self._batches_seen
 
     def gather_trace(self) -> list[Event]:
         """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
@@ -619,7 +624,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        self._resume = {}
+        self._resume, self._resumption = {}, Resumption()
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None
@@ -660,11 +665,11 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return [self.root_device] * (self.num_stages * self._num_virtual_stages)
 
     @property
-    def _batch_is_open(self) -> bool:
-        """Whether a batch of training has begun and has not been processed."""
-        batches = self._module.trainer.fit_loop.epoch_loop.batch_progress.current
-        assert isinstance(batches, _ProcessedTracker)
-        return batches.ready > batches.processed
+    def _open_batch(self) -> int:
+        """The batch of training that has begun and has not been processed, counted from 1 over the run; 0: none."""
+        progress = self._module.trainer.fit_loop.epoch_loop.batch_progress
+        assert isinstance(progress.current, _ProcessedTracker)
+        return progress.total.ready if progress.current.ready > progress.current.processed else 0
 
     @property
     def _window_is_open(self) -> bool:
@@ -672,8 +677,12 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
 
     def _window_gradients(self) -> dict[str, Tensor]:
-        """The gradients of an accumulation window that is open, on the first rank."""
-        if not self._window_is_open:
+        """The gradients of an accumulation window that is open, on the first rank.
+
+        Those of a batch that an exception has ended are not among them, unless its backward had run.
+        """
+        fitting = self._module.trainer.state.fn == TrainerFn.FITTING
+        if not self._window_is_open and not (fitting and self._open_batch):
             return {}
         with self._connected() as mesh:
             return gather_gradients(self._module, mesh)
@@ -764,7 +773,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         loop = self._module.trainer.fit_loop
         fetched = len(getattr(loop._data_fetcher, "batches", ()))
         is_last = loop.epoch_loop.batch_progress.is_last_batch
-        return Progress(fetched + self._batch_is_open, is_last and not self._batch_is_open)
+        return Progress(fetched + bool(self._open_batch), is_last and not self._open_batch)
 
     def _agree_on_random_state(self, state: RandomState) -> RandomState:
         if self._mesh is None or self._data_parallel_size == 1:

@@ -53,6 +53,21 @@ class Regression(PipelineModule):
         return self._optimizer(self.parameters())
 
 
+class WithConstant(nn.Linear):
+    """Hands on a value that wants no gradient."""
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(value), value[:, :1].detach().abs()
+
+
+class UsesConstant(nn.Linear):
+    """Has no derivative by its second input."""
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+        states, order = value
+        return super().forward(states) * torch.special.gammainc(order + 1, torch.ones_like(order))
+
+
 class ToDict(nn.Module):
     def forward(self, value: Tensor) -> dict[str, Tensor]:
         return {"value": value}
@@ -223,6 +238,41 @@ def moves_on() -> None:
         assert all(torch.equal(always[name], never[name]) for name in always) == same
 
 
+class Listening(nn.Linear):
+    """Keeps the gradients that pass by."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.heard: list[Tensor] = []
+
+    def forward(self, value: Tensor) -> Tensor:
+        outputs = super().forward(value)
+        if outputs.requires_grad:
+            outputs.register_hook(self.heard.append)
+        return outputs
+
+
+class Halved(Regression):
+    """A loss whose count is not that of the rows."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        total, rows = super().loss(outputs, targets)
+        return total, 2 * rows
+
+
+def on_the_way() -> None:
+    for kind, times in ((Regression, 1.0), (Halved, 2.0)):
+        torch.manual_seed(1)
+        layer = Listening()
+        module = kind(layer, nn.Linear(4, 1))
+        inputs, targets = next(iter(loader()))
+        total, count = module.loss(nn.Sequential(*module._given)(inputs), targets)
+        (total / count).backward()
+        data = DataLoader(TensorDataset(inputs, targets), len(inputs))
+        fit(module, data, max_steps=1, num_micro_batches=1)
+        torch.testing.assert_close(layer.heard[1], times * layer.heard[0])
+
+
 class Looking(pl.Callback):
     """Compares the norm that a rank sees with the one over all stages."""
 
@@ -367,6 +417,10 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "Dictionaries and nested tuples between layers": (
         Case(lambda: fit(Regression(nn.Linear(4, 4), ToDict(), nn.Linear(4, 1)))),
     ),
+    "Values that want no gradient": (Case(lambda: fit(Regression(WithConstant(4, 4), UsesConstant(4, 1)))),),
+    "Layers whose sizes come from the data": (
+        Case(lambda: fit(Regression(nn.Linear(4, 4), nn.LazyLinear(4), nn.Linear(4, 1)))),
+    ),
     "Shapes that differ within a step": (Case(on_two=_shapes),),
     "SyncBatchNorm, and InstanceNorm with running statistics": (
         Case(lambda: fit(Regression(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1)))),
@@ -376,6 +430,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(lambda: fit(Regression(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), num_micro_batches=8)),
     ),
     "Random numbers from elsewhere": (Case(draws_again),),
+    "Gradients that are changed on the way": (Case(on_the_way),),
     "Layers that count or change themselves": (Case(counts_twice), Case(moves_on)),
     "Compiled layers": (Case(compiled),),
     "Manual optimization": (Case(manual),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,3 +118,20 @@ def test_tied_weights_are_an_error_and_never_two_copies_that_drift_apart() -> No
 
     with pytest.raises(UserError, match=r"layers 0 \(weight\) and 2 \(weight\) share a parameter"):
         make_skeletons([lambda: table, nn.ReLU, Output])
+
+
+class Looks(nn.Module):
+    """Looks at a value while it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = torch.linspace(0, 0.1, 3)[1].item()
+        self.inner = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+
+
+def test_a_factory_that_looks_at_a_value_is_made_where_there_are_values() -> None:
+    state = torch.get_rng_state()
+    skeletons = make_skeletons([Looks, Looks, partial(nn.Linear, 4, 4)])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.is_meta for layer in skeletons for parameter in layer.parameters())
+    assert [name for name, _ in skeletons[0].named_parameters()] == [name for name, _ in Looks().named_parameters()]

@@ -19,6 +19,7 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "sgd": partial(torch.optim.SGD, lr=0.05),
     "adafactor": partial(torch.optim.Adafactor, lr=0.1),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05),
 }
 
 

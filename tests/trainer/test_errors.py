@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -17,7 +18,7 @@ from repro.errors import UserError
 from repro.gpipe import GPipeStrategy, PipelineModule
 from repro.gpipe.launcher import CheckingLauncher
 from tests.helpers.ranks import fresh_ranks
-from tests.trainer.modules import Points, Regression, Shift, head, hidden, norm
+from tests.trainer.modules import WIDTH, Points, Regression, Shift, head, hidden, norm
 from tests.trainer.running import QUIET, Pipeline, loader, trainer
 
 
@@ -93,6 +94,10 @@ def synchronised() -> nn.Module:
     return nn.SyncBatchNorm(4)
 
 
+def twice(layer: nn.Module) -> list[Callable[[], nn.Module]]:
+    return [lambda: layer, lambda: layer]
+
+
 def tied() -> tuple[Callable[[], nn.Module], ...]:
     first = hidden()
     return lambda: first, Shift, lambda: first
@@ -161,6 +166,13 @@ AT_SET_UP: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], dic
     "SyncBatchNorm": (lambda: Made(hidden, synchronised, head), {}, {}, ("SyncBatchNorm", "nn.BatchNorm")),
     "sync_batchnorm": (lambda: Made(hidden, norm, head), {}, {"sync_batchnorm": True}, ("sync_batchnorm=False",)),
     "tied": (lambda: Made(*tied()), {}, {}, ("share a parameter", "layers 0", "2")),
+    "shared statistics": (
+        lambda: Made(hidden, *twice(nn.BatchNorm1d(WIDTH, affine=False)), head),
+        {},
+        {},
+        ("share running statistics", "layers 1", "2"),
+    ),
+    "lazy": (lambda: Made(hidden, lambda: nn.LazyLinear(4), head), {}, {}, ("layer 1 (LazyLinear)", "weight", "sizes")),
     "no module": (lambda: Made(hidden, lambda: 3), {}, {}, ("layers()[1]", "int")),
     "rule without example": (Regression, {"partition": "flops"}, {}, ("partition='flops'", "example_inputs()")),
 }
@@ -239,10 +251,56 @@ def fit_overflowing(rank: int, world_size: int) -> None:
     fit(Pipeline(world_size, partition=(2, 3)), run, "/nonexistent")
 
 
+class Stumbles(nn.Linear):
+    """Fails in its backward."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        outputs = super().forward(value)
+        if outputs.requires_grad:
+            outputs.register_hook(self.stumble)
+        return outputs
+
+    def stumble(self, gradient: Tensor) -> None:
+        raise KeyError("stumbled")
+
+
+class Falls(pl.Callback):
+    """Fails on rank 1 after a batch."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if trainer.global_rank == 1:
+            raise KeyError("fallen")
+
+
+def fit_failing(world_size: int, *callbacks: pl.Callback, module: PipelineModule, **arguments: Any) -> None:
+    pipeline = Pipeline(world_size)
+    data = loader(Points(8, dtype=torch.float32), 4, pipeline=pipeline)
+    trainer(pipeline, max_epochs=2, callbacks=list(callbacks), **arguments).fit(module, data)
+
+
+def fit_clipping(rank: int, world_size: int) -> None:
+    """The other rank waits in the norm over all stages."""
+    module = Made(lambda: Stumbles(4, 4), hidden, hidden, head)
+    fit_failing(world_size, module=module, gradient_clip_val=1.0, enable_checkpointing=False)
+
+
+def fit_saving(rank: int, world_size: int) -> None:
+    """A callback wants to save what the failed rank has a part of."""
+    fit_failing(world_size, OnExceptionCheckpoint("/nonexistent"), Falls(), module=Regression())
+
+
+def fit_saving_a_failed_step(rank: int, world_size: int) -> None:
+    module = Made(lambda: Stumbles(4, 4), hidden, hidden, head)
+    fit_failing(world_size, OnExceptionCheckpoint("/nonexistent"), module=module)
+
+
 EVERYWHERE = {
     fit_unequal: ("targets has 3 rows", "inputs has 4"),
     fit_logging: ("self.log('inner'", "metrics()"),
     fit_iterable: ("data_parallel_size=2", "DataLoader"),
+    fit_clipping: ("rank 0, stage 0, micro-batch", "stumbled"),
+    fit_saving: ("rank 1", "fallen"),
+    fit_saving_a_failed_step: ("rank 0, stage 0, micro-batch", "stumbled"),
     fit_overflowing: ("holds no parameter that learns", "bf16-mixed"),
 }
 

@@ -12,8 +12,9 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_summary import summarize
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from repro.gpipe import PipelineModule
 from tests.helpers.ranks import Pools
@@ -113,3 +114,20 @@ def test_an_ordinary_sequential(pipeline: Pipeline, pools: Pools, tmp_path: Path
     by_rank = [sequential(0, 1, *arguments)] if processes == 1 else pools(processes).run(sequential, *arguments)
     for rank, said in enumerate(by_rank):
         assert_same(said, plain, f"rank {rank}")
+
+
+class Rare(Regression):
+    """A metric over the rows whose target is large, of which a batch may have none."""
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        large = targets > 0
+        return {"large": (targets[large].sum(), large.sum())}
+
+
+@pytest.mark.parametrize("pipeline", [PLAIN, Pipeline(2, local=True)], ids=str)
+def test_a_batch_that_nothing_counts_in_has_no_part_in_the_mean(pipeline: Pipeline) -> None:
+    """It made the value of the whole epoch NaN."""
+    targets = torch.tensor([1.0, 3.0, -1.0, -1.0, -1.0, -1.0])[:, None]
+    data = DataLoader(TensorDataset(torch.ones(6, 4), targets), batch_size=2)
+    (seen,) = trainer(pipeline, enable_checkpointing=False).validate(Rare(), data, verbose=False)
+    assert seen["val_large"] == 2.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from repro.gpipe import is_recomputing
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Regression
 from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all
@@ -53,6 +54,29 @@ class Unfreezing(Regression):
         return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
 
 
+class Growing(Regression):
+    """Gives the optimizer the first layers in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            assert self.model is not None
+            thawed = [p for layer in self.model[:2] for p in layer.requires_grad_(True).parameters()]
+            self.trainer.optimizers[0].add_param_group({"params": thawed, "lr": 0.01})
+
+
+class Centred(Regression):
+    """Keeps a mean of its own over what the last stage makes."""
+
+    def __init__(self, layers: str = "plain") -> None:
+        super().__init__(layers)
+        self.register_buffer("center", torch.zeros(1))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        if self.training and not is_recomputing():
+            self.center += outputs.detach().sum(0)
+        return super().loss(outputs, targets)
+
+
 class OneCycle(Regression):
     """A schedule that must know beforehand how many steps there will be."""
 
@@ -74,6 +98,8 @@ RUNS = {
     "unused": Run(kind=Whole, module={"layers": "unused"}, trainer=CLIPPED),
     "momentum": Run(module={"optimizer": "momentum", "scheduler": "step"}, trainer={"max_epochs": 2}),
     "plain gradient descent": Run(module={"optimizer": "sgd"}, trainer={"max_epochs": 2}),
+    "growing": Run(kind=Growing, module={"layers": "frozen_first"}, trainer=CLIPPED),
+    "state from the start": Run(module={"optimizer": "adagrad"}, trainer={"max_epochs": 2}),
     "one cycle": Run(kind=OneCycle, trainer={"accumulate_grad_batches": 2, "max_epochs": 2}),
     "own training step": Run(kind=Scaled, trainer={"accumulate_grad_batches": 2, "max_epochs": 2}),
 }
@@ -111,3 +137,16 @@ def test_what_is_frozen_or_unused_stays(pools: Pools, tmp_path: Path) -> None:
     for name, value in fresh.state_dict().items():
         moved = not torch.equal(value, frozen.final["state_dict"][name])
         assert moved == (name.split(".")[1] not in ("2", "3")), name
+
+
+@pytest.mark.parametrize(
+    "pipeline", [Pipeline(2), Pipeline(2, num_virtual_stages=2, schedule="zb-v", partition=(2, 1, 1, 1))], ids=str
+)
+def test_what_the_module_itself_holds_is_saved_from_the_last_stage(
+    pipeline: Pipeline, pools: Pools, tmp_path: Path
+) -> None:
+    """With zb-v that is on the first rank; it used to be taken from the last rank."""
+    run = Run(kind=Centred, trainer={"max_epochs": 1})
+    plain, got = fit_all(pools, [(PLAIN, run), (pipeline, run)], tmp_path)
+    assert plain.final["state_dict"]["center"].item() != 0
+    assert_same(got.final["state_dict"], plain.final["state_dict"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,27 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileOpener
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from tests.helpers.ranks import Pools, fresh_ranks
 from tests.trainer.modules import Points, Regression
-from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all, load, trainer, untouched
+from tests.trainer.running import (
+    ONE,
+    PLAIN,
+    Outcome,
+    Pipeline,
+    Recorder,
+    Run,
+    assert_same,
+    fit,
+    fit_all,
+    load,
+    loader,
+    trainer,
+    untouched,
+)
 
 K2, K3 = Pipeline(2), Pipeline(3)
 # Five batches an epoch in windows of two: after batches 1, 3, 6 and 8 a window is open, after 5 and 10 an epoch ends.
@@ -182,6 +199,63 @@ def test_resuming_after_a_validation_inside_a_window(pools: Pools, tmp_path: Pat
             assert_same(said["steps"], whole.ranks[0]["steps"][3:], f"{pipeline}, losses")
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "gpipe"):
             assert_same(resumed.final[key], whole.final[key], f"{pipeline}, {key}")
+
+
+class Stumble(pl.Callback):
+    """Fails before a batch, counted from 0 over the run."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx == self.batch:
+            raise KeyError("stumbled")
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5, 9])
+def test_a_batch_that_an_exception_has_ended_is_read_again(batch: int, pools: Pools, tmp_path: Path) -> None:
+    """It used to be left out in silence. A window is open before batches 3 and 9; the second epoch begins with 5."""
+    module = {"layers": "dropout", "scheduler": "epoch"}
+    callbacks = (partial(Stumble, batch), partial(OnExceptionCheckpoint, tmp_path))
+    with pytest.raises(KeyError, match="stumbled"):
+        fit(Pipeline(3, local=True), WHOLE.but(module=module, callbacks=callbacks, checkpoint={}), str(tmp_path))
+    resumed = WHOLE.but(module=module, resume=str(tmp_path / "on_exception.ckpt"))
+    whole, outcome = fit_all(pools, [(ONE, WHOLE.but(module=module)), (K2, resumed)], tmp_path)
+    assert_same(outcome.ranks[0]["steps"], whole.ranks[0]["steps"][batch:])
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(outcome.final[key], whole.final[key], key)
+
+
+class Pairs(Regression):
+    """Learns from a short loader and a long one at once."""
+
+    def split_batch(self, batch: Any) -> Any:
+        rows = [part for part in batch if part is not None]
+        return torch.cat([inputs for inputs, _ in rows]), torch.cat([targets for _, targets in rows])
+
+
+def fit_pairs(rank: int, world_size: int, mode: str, folder: str, resume: str | None) -> list[float]:
+    """Loss of every step; saves after each batch."""
+    with untouched():
+        torch.manual_seed(5 if resume is None else 6)
+        pipeline = Pipeline(world_size) if world_size > 1 else Pipeline(2, local=True)
+        loaders = [loader(Points(rows, dtype=torch.float32), 4, pipeline=pipeline, shuffle=True) for rows in (8, 20)]
+        recorder = Recorder(Path(folder), tuple(range(1, 10)))
+        runner = trainer(pipeline, callbacks=[recorder], max_epochs=2, enable_checkpointing=False)
+        runner.fit(Pairs(), CombinedLoader(loaders, mode), ckpt_path=resume, weights_only=False)
+        return recorder.steps
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
+def test_of_several_loaders_each_goes_on_where_it_was(mode: str, pools: Pools, tmp_path: Path) -> None:
+    """The short one has two batches: it begins again, or is over, before the epoch of five batches is."""
+    whole = fit_pairs(0, 1, mode, str(tmp_path), None)
+    again = tmp_path / "again"
+    again.mkdir()
+    for done in range(1, len(whole)):
+        resume = str(tmp_path / f"{done}.ckpt")
+        steps = pools(2).run(fit_pairs, mode, str(again), resume)[0] if done % 2 else None
+        assert_same(steps or fit_pairs(0, 1, mode, str(again), resume), whole[done:], f"after {done}", 1e-6)
 
 
 def test_checkpoints_of_pipelines_open_in_plain_lightning(pools: Pools, tmp_path: Path) -> None:
