@@ -88,9 +88,9 @@ def filling_own_part() -> Generator[None, None, None]:
 
 def share_weights(module: nn.Module, mesh: PipelineMesh) -> None:
     """Replicas begin with the weights of the first one."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not tensor.is_meta:
-            with TalkingTo(None):
+    with TalkingTo(None):
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not tensor.is_meta:
                 dist.broadcast(tensor.detach(), src=mesh.pipeline_rank, group=mesh.data)
 
 

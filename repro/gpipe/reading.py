@@ -83,7 +83,7 @@ class Resumption:
         waiting, self._waiting = self._waiting, []
         for loader, state in waiting:
             if not state["epoch_is_over"]:
-                loader.read_again()
+                loader.read_again(state)
         for loader, state in waiting:
             loader.set_random_state(state["now"])
         for loader, state in waiting:
@@ -120,7 +120,7 @@ class ReadingLoader:
         self._given = 0
         self._is_over = False
         self._resumption = resumption or Resumption()
-        self._resume: dict[str, Any] | None = None
+        self._resumes = False
         self._taken_up: tuple[RandomState | None, Iterator[Any]] | None = None
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class ReadingLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._announced(self._begin() if self._resume is None else self._resumed())
+        return self._announced(self._resumed() if self._resumes else self._begin())
 
     def _begin(self) -> Iterator[Any]:
         # At once, as in plain Lightning: the loader draws also where it is asked for an iterator in vain.
@@ -148,27 +148,24 @@ class ReadingLoader:
         self._resumption.take_up()
         assert self._taken_up is not None
         first, iterator = self._taken_up
-        self._taken_up = None
+        self._taken_up, self._resumes = None, False
         self._first = self._random_state() if first is None else first
         yield from iterator
 
     def begin_again(self) -> None:
         """Begins the epoch after the one in which the checkpoint was saved."""
-        self._resume = None
         self._taken_up = None, self._begin()
 
-    def read_again(self) -> None:
+    def read_again(self, state: dict[str, Any]) -> None:
         """Begins the epoch in which the checkpoint was saved, and drops the batches that it has used."""
-        assert self._resume is not None
-        resume, self._resume = self._resume, None
-        self.set_random_state(resume["epoch"])
+        self.set_random_state(state["epoch"])
         iterator = self._begin()
-        first = resume.get("first")
+        first = state.get("first")
         if first is not None:
             self.set_random_state(first)
-        for _ in range(resume["batches"]):
+        for _ in range(state["batches"]):
             next(iterator)
-        self._given = resume["batches"]
+        self._given = state["batches"]
         self._taken_up = first, iterator
 
     def _announced(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -197,7 +194,7 @@ class ReadingLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where ``state`` was saved: used batches are read again and dropped, so all draws are as before."""
-        self._resume = state or None
+        self._resumes = bool(state)
         if state:
             self._resumption.add(self, state)
 

@@ -182,7 +182,7 @@ class Stage:
             flight.keep(outputs, report)
         if report is not None:
             report.loss_sum = report.loss_sum.detach()
-        return map_tensors(torch.detach, outputs), report
+        return outputs, report
 
     def recompute(self, micro_batch: int) -> None:
         """R: makes the activations of ``micro_batch`` again, with the random numbers of its F."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -358,6 +358,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         assert module.model is not None
         if fitting:
             self._batches_seen = int(self._resume.get("batches_seen", self._batches_seen))
+            self._last_batch = (0, self._batches_seen)
             self._seed = int(self._resume.get("seed", self._seed))
         self._engine = Engine(
             {index: module.model[index] for index in self._own},
@@ -493,7 +494,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clips this rank's gradients by the norm over all stages; see ``gradients.clip_grad_norm``."""
-        with nullcontext() if self._mesh is None else self._mesh.explaining():
+        with self._mesh_explaining():
             return clip_grad_norm(parameters, max_norm, norm_type, self._mesh)
 
     @override
@@ -691,7 +692,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     def _connected(self) -> Generator[PipelineMesh | None, None, None]:
         """The mesh; opened for the moment where a checkpoint is saved after the run."""
         if self._mesh is not None or self._num_ranks == 1:
-            with nullcontext() if self._mesh is None else self._mesh.explaining():
+            with self._mesh_explaining():
                 yield self._mesh
             return
         mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
@@ -745,8 +746,11 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     @contextmanager
     def _explaining(self) -> Generator[None, None, None]:
         """Around collectives over all ranks: an error is told as the failure that it is due to."""
-        with nullcontext() if self._mesh is None else self._mesh.explaining(), TalkingTo(None):
+        with self._mesh_explaining(), TalkingTo(None):
             yield
+
+    def _mesh_explaining(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._mesh is None else self._mesh.explaining()
 
     @contextmanager
     def _in_pipeline(self) -> Generator[None, None, None]:

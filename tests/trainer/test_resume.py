@@ -330,3 +330,22 @@ def test_killed_while_saving_leaves_the_previous_checkpoint(tmp_path: Path) -> N
     assert first.exit_code == 77, first.stderr
     assert second.exit_code not in (0, 77) and not second.timed_out and second.seconds < 30, second.stderr
     assert load(path)["global_step"] == 1
+
+
+class SaveAtOnce(pl.Callback):
+    """Saves before the first batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_before_the_first_batch_after_resuming_is_the_one_resumed_from(tmp_path: Path) -> None:
+    """Randomness in layers is keyed by the batches of the run, and would begin again."""
+    run, again = WHOLE.but(module={"layers": "dropout"}, save_at=(3,)), tmp_path / "again.ckpt"
+    fit(ONE, run, str(tmp_path))
+    resumed = run.but(resume=str(tmp_path / "3.ckpt"), callbacks=(partial(SaveAtOnce, again),))
+    fit(ONE, resumed, str(tmp_path))
+    assert load(again)["gpipe"]["batches_seen"] == 3
