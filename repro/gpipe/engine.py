@@ -229,6 +229,7 @@ class Engine:
                 # Not before: the others, once they know, take time from this rank where they share its cores.
                 self._batches.announce(coming, batch_counter)
             if parts:
+                step.prepare(action for _, action in plan)
                 for position, (rank, action) in enumerate(plan):
                     try:
                         step.execute(rank, action)

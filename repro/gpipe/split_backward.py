@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from .aliases import separate_gradients
+from .autograd_engine import run_backward
 from .autograd_graph import (
     Edge,
     Graph,
@@ -155,7 +156,7 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
     whole = next((_INDIVISIBLE[kind] for kind in map(kind_of, graph) if kind in _INDIVISIBLE), None)
     groups = [] if whole else [group for group in _groups(graph, _path_to(inputs, graph)) if group.is_separable]
     if not groups:
-        torch.autograd.backward(outputs, seeds)
+        run_backward(outputs, seeds)
         return WeightGradients(whole=whole)
 
     waiting = {node: group for group in groups for node in group.nodes}
@@ -176,7 +177,7 @@ def backward_inputs(outputs: Sequence[Tensor], seeds: Sequence[Tensor], inputs: 
             if node not in sources and node not in waiting and saves(node)
         ]
         try:
-            torch.autograd.backward(outputs, seeds, inputs=now, retain_graph=True)
+            run_backward(outputs, seeds, inputs=now, retain_graph=True)
         finally:
             for handle in handles:
                 handle.remove()

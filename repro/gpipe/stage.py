@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .aliases import separate_gradients
+from .autograd_engine import run_backward
 from .batchnorm import PooledBatchNorm
 from .microbatch import Boundary, check_boundary, elements, map_tensors
 from .rng import StepKey, generator
@@ -71,7 +72,6 @@ class _Ready:
     ``entered`` is what the first layer gets, None where that is a copy, since R starts from the inputs again.
     """
 
-    micro_batch: int
     inputs: Boundary
     learns: bool
     entered: Boundary | None
@@ -110,7 +110,7 @@ class Stage:
         self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
         self.batch_norm = PooledBatchNorm(module for layer in self.layers.values() for module in layer.modules())
         self._draws = (*self.layers, max(self.layers, default=-1) + 1) if loss else tuple(self.layers)
-        self._ready: _Ready | None = None
+        self._ready: dict[int, _Ready] = {}
         self._flights: dict[int, _Flight] = {}
         self._without_gradient: list[nn.Parameter] | None = None
         self._told = False
@@ -149,6 +149,10 @@ class Stage:
             report = None if self.loss is None or targets is None else self._judge(outputs, targets(), seeds)
         return outputs, report
 
+    def is_prepared(self, micro_batch: int) -> bool:
+        """Whether ``prepare`` has been called for an F that is still to come."""
+        return micro_batch in self._ready
+
     def prepare(self, micro_batch: int, inputs: Boundary, key: StepKey, *, drop: bool) -> None:
         """Does what ``forward`` with the same arguments would begin with, while the values of ``inputs`` may be absent.
 
@@ -156,7 +160,7 @@ class Stage:
         """
         learns = self._needs_gradient(inputs)
         entered = None if drop else map_tensors(_enter, inputs)
-        self._ready = _Ready(micro_batch, inputs, learns, entered, self._seeds(key, micro_batch))
+        self._ready[micro_batch] = _Ready(inputs, learns, entered, self._seeds(key, micro_batch))
 
     def forward(
         self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey, *, drop: bool
@@ -168,10 +172,10 @@ class Stage:
             targets: on the last stage.
             drop: drop the activations; ``recompute`` makes them again.
         """
-        if self._ready is None or self._ready.micro_batch != micro_batch or self._ready.inputs is not inputs:
+        ready = self._ready.pop(micro_batch, None)
+        if ready is None or ready.inputs is not inputs:
             self.prepare(micro_batch, inputs, key, drop=drop)
-        assert self._ready is not None
-        ready, self._ready = self._ready, None
+            ready = self._ready.pop(micro_batch)
         flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
         entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
         with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
@@ -210,7 +214,7 @@ class Stage:
         flight = self._flights.pop(micro_batch)
         roots, seeds = _seeded(flight.outputs, gradients)
         if roots:
-            torch.autograd.backward(roots, seeds)
+            run_backward(roots, seeds)
         return self._collected(flight.inputs, gradients)
 
     def backward_inputs(
@@ -239,8 +243,8 @@ class Stage:
 
     def forget(self) -> None:
         """Drops all micro-batches in flight and all statistics gathered, after a failure or at the end of a step."""
-        self._ready = None
         self._without_gradient = None
+        self._ready.clear()
         self._flights.clear()
         self.batch_norm.forget()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from functools import partial
@@ -74,6 +74,17 @@ class Step:
         self.targets: MicroBatches | None = None
         self.outputs: dict[int, Boundary] = {}
 
+    def prepare(self, actions: Iterable[Action]) -> None:
+        """Prepares each F whose inputs are here or on their way.
+
+        All at once, before the first action: one by one between the actions it takes several times as long, and where
+        the first inputs are still on their way it takes no time.
+        """
+        if self._mode is Mode.TRAIN:
+            for action in actions:
+                if action.kind is Kind.FORWARD:
+                    self._prepare(action)
+
     def execute(self, rank: int, action: Action) -> None:
         """Waits for what ``action`` needs, runs it, and sends what it made."""
         if action.kind is Kind.FORWARD:
@@ -97,26 +108,38 @@ class Step:
             totals += Totals(float(report.loss_sum.detach()), float(report.count), metrics)
         return totals
 
+    def _prepare(self, action: Action) -> None:
+        _, index, micro_batch = action
+        if index == 0:
+            coming = self._first_inputs(micro_batch)
+        else:
+            coming = self._transport.coming_activation(Message("activation", index - 1, index, micro_batch))
+        if coming is not None:
+            self._stages[index].prepare(micro_batch, coming, self._key, drop=self._drops(micro_batch))
+
+    def _first_inputs(self, micro_batch: int) -> Boundary:
+        assert self.inputs is not None
+        return self.inputs[micro_batch]
+
+    def _drops(self, micro_batch: int) -> bool:
+        return self._remat.recomputes(micro_batch, len(self._rows))
+
     def _forward(self, rank: int, action: Action) -> None:
         _, index, micro_batch = action
         stage = self._stages[index]
-        drop = self._remat.recomputes(micro_batch, len(self._rows))
         if index == 0:
-            assert self.inputs is not None
-            inputs = self.inputs[micro_batch]
+            inputs = self._first_inputs(micro_batch)
         else:
-            message = Message("activation", index - 1, index, micro_batch)
-            coming = self._transport.coming_activation(message) if self._mode is Mode.TRAIN else None
-            if coming is not None:
-                stage.prepare(micro_batch, coming, self._key, drop=drop)
-            inputs = self._transport.receive_activation(message)
+            if self._mode is Mode.TRAIN and not stage.is_prepared(micro_batch):
+                self._prepare(action)
+            inputs = self._transport.receive_activation(Message("activation", index - 1, index, micro_batch))
         targets = None
         if index == self._last and self.targets is not None:
             targets = partial(self.targets.__getitem__, micro_batch)
         with self._running(rank, action):
             self._forget_casts()
             if self._mode is Mode.TRAIN:
-                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=drop)
+                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=self._drops(micro_batch))
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
         if index < self._last:
