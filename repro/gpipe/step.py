@@ -110,10 +110,8 @@ class Step:
 
     def _prepare(self, action: Action) -> None:
         _, index, micro_batch = action
-        if index == 0:
-            coming = self._first_inputs(micro_batch)
-        else:
-            coming = self._transport.coming_activation(Message("activation", index - 1, index, micro_batch))
+        message = Message("activation", index - 1, index, micro_batch)
+        coming = self._transport.coming_activation(message) if index else self._first_inputs(micro_batch)
         if coming is not None:
             self._stages[index].prepare(micro_batch, coming, self._key, drop=self._drops(micro_batch))
 
