@@ -75,6 +75,15 @@ class StepResult:
         loss: Tensor = _AddGradients.apply(torch.zeros((), device=device, requires_grad=True), self)
         return loss
 
+    @property
+    def is_accumulated(self) -> bool:
+        """Whether the gradients have been added to ``.grad``."""
+        return self._stash is None
+
+    def drop_gradients(self) -> None:
+        """Has ``accumulate`` add nothing."""
+        self._stash = {}
+
     @torch.no_grad()
     def accumulate(self, factor: float = 1.0) -> None:
         """Adds ``factor`` x the gradients of the mean loss to ``.grad``; with D replicas, this replica's share of them.

@@ -27,7 +27,6 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
@@ -40,6 +39,7 @@ from typing_extensions import override
 from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
+from .batch_count import BatchCount, open_batch
 from .building import Measure, build_layers
 from .checks import check_module, check_options, check_parameters, check_replicas, check_run
 from .clocks import gather_trace
@@ -170,8 +170,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         self._own: tuple[int, ...] = ()
         self._last_rank = 0
         self._layouts: list[OptimizerLayout] = []
-        self._batches_seen = 0
-        self._last_batch = (0, 0)
+        self._count = BatchCount()
         self._resume: dict[str, Any] = {}
         self._resumption = Resumption()
         self._accumulating = False
@@ -357,8 +356,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         check_parameters(module)  # again: configure_model may have made some
         assert module.model is not None
         if fitting:
-            self._batches_seen = int(self._resume.get("batches_seen", self._batches_seen))
-            self._last_batch = (0, self._batches_seen)
+            self._count.resume(self._resume)
             self._seed = int(self._resume.get("seed", self._seed))
         self._engine = Engine(
             {index: module.model[index] for index in self._own},
@@ -447,12 +445,12 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     @override
     def run_training_step(self, batch: Any) -> StepResult:
         inputs, targets = self._split(batch)
-        if self._last_batch[0] != self._open_batch:
-            self._last_batch = (self._open_batch, self._batches_seen)
-        counter, self._batches_seen = self._batches_seen, self._batches_seen + 1
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         with self._in_pipeline():
-            return self.engine.train_step(inputs, targets, batch_counter=counter, loss_scale=scale)
+            return self._count.run(
+                self._module.trainer,
+                lambda count: self.engine.train_step(inputs, targets, batch_counter=count, loss_scale=scale),
+            )
 
     @override
     def run_evaluation_step(self, batch: Any, batch_idx: int) -> Totals:
@@ -554,8 +552,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
         state = {
             "seed": self._seed,
-            # A batch that an exception has ended is read again.
-            "batches_seen": self._last_batch[1] if self._last_batch[0] == self._open_batch else self._batches_seen,
+            **self._count.state(self._module.trainer),
             # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
             "loaders": loops.pop("combined_loader", []),
             "gradients": self._window_gradients(),
@@ -666,24 +663,14 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return [self.root_device] * (self.num_stages * self._num_virtual_stages)
 
     @property
-    def _open_batch(self) -> int:
-        """The batch of training that has begun and has not been processed, counted from 1 over the run; 0: none."""
-        progress = self._module.trainer.fit_loop.epoch_loop.batch_progress
-        assert isinstance(progress.current, _ProcessedTracker)
-        return progress.total.ready if progress.current.ready > progress.current.processed else 0
-
-    @property
     def _window_is_open(self) -> bool:
         trainer = self._module.trainer
         return trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
 
     def _window_gradients(self) -> dict[str, Tensor]:
-        """The gradients of an accumulation window that is open, on the first rank.
-
-        Those of a batch that an exception has ended are not among them, unless its backward had run.
-        """
+        """The gradients of an accumulation window that is open, on the first rank."""
         fitting = self._module.trainer.state.fn == TrainerFn.FITTING
-        if not self._window_is_open and not (fitting and self._open_batch):
+        if not self._window_is_open and not (fitting and open_batch(self._module.trainer)):
             return {}
         with self._connected() as mesh:
             return gather_gradients(self._module, mesh)
@@ -777,7 +764,8 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         loop = self._module.trainer.fit_loop
         fetched = len(getattr(loop._data_fetcher, "batches", ()))
         is_last = loop.epoch_loop.batch_progress.is_last_batch
-        return Progress(fetched + bool(self._open_batch), is_last and not self._open_batch)
+        is_open = bool(open_batch(self._module.trainer))
+        return Progress(fetched + is_open, is_last and not is_open)
 
     def _agree_on_random_state(self, state: RandomState) -> RandomState:
         if self._mesh is None or self._data_parallel_size == 1:

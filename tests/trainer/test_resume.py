@@ -202,13 +202,15 @@ def test_resuming_after_a_validation_inside_a_window(pools: Pools, tmp_path: Pat
 
 
 class Stumble(pl.Callback):
-    """Fails before a batch, counted from 0 over the run."""
+    """Fails in a batch, counted from 0 over the run: before its step, or after its backward."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, hook: str = "on_train_batch_start") -> None:
         self.batch = batch
+        setattr(self, hook, self.stumble)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *arguments: Any) -> None:
-        if trainer.fit_loop.epoch_loop.total_batch_idx == self.batch:
+    def stumble(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        # Lightning's total counts a batch that is read again twice.
+        if trainer.current_epoch * trainer.num_training_batches + trainer.fit_loop.epoch_loop.batch_idx == self.batch:
             raise KeyError("stumbled")
 
 
@@ -223,6 +225,29 @@ def test_a_batch_that_an_exception_has_ended_is_read_again(batch: int, pools: Po
     whole, outcome = fit_all(pools, [(ONE, WHOLE.but(module=module)), (K2, resumed)], tmp_path)
     assert_same(outcome.ranks[0]["steps"], whole.ranks[0]["steps"][batch:])
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert_same(outcome.final[key], whole.final[key], key)
+
+
+@pytest.mark.parametrize(
+    ("batch", "hook"),
+    [(1, "on_after_backward"), (1, "on_before_optimizer_step"), (2, "on_after_backward"), (3, "on_after_backward")],
+)
+def test_a_batch_that_has_ended_after_its_backward_counts_once(
+    batch: int, hook: str, pools: Pools, tmp_path: Path
+) -> None:
+    """Its gradients are in the window that is saved, and it used to add them again. It stumbles twice."""
+    module = {"layers": "dropout"}
+    end = tmp_path / "on_exception.ckpt"
+    for again in (None, str(end)):
+        for place in ("on_train_batch_start", hook) if again else (hook,):
+            callbacks = (partial(Stumble, batch, place), partial(OnExceptionCheckpoint, tmp_path))
+            with pytest.raises(KeyError, match="stumbled"):
+                run = WHOLE.but(module=module, callbacks=callbacks, checkpoint={}, resume=again)
+                fit(Pipeline(3, local=True), run, str(tmp_path))
+    resumed = WHOLE.but(module=module, resume=str(end))
+    whole, outcome = fit_all(pools, [(ONE, WHOLE.but(module=module)), (K2, resumed)], tmp_path)
+    assert_same(outcome.ranks[0]["steps"], whole.ranks[0]["steps"][batch:])
+    for key in ("state_dict", "optimizer_states", "global_step"):
         assert_same(outcome.final[key], whole.final[key], key)
 
 
