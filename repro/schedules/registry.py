@@ -45,6 +45,10 @@ SIMULATED_ONLY = ("chimera", "pipedream")
 """Those that can be simulated and drawn, but not executed."""
 
 
+_MOST_PASSES = 10_000_000
+"""Far more than anyone trains with; a slip of the keyboard is told before it fills the memory."""
+
+
 def make_schedule(
     name: str | Generator,
     *,
@@ -72,6 +76,12 @@ def make_schedule(
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ScheduleError(f"{option}={value!r}: give a whole number of at least 1")
+    passes = num_stages * num_virtual_stages * num_micro_batches
+    if passes > _MOST_PASSES:
+        raise ScheduleError(
+            f"num_stages={num_stages}, num_micro_batches={num_micro_batches} and num_virtual_stages="
+            f"{num_virtual_stages} make {passes:,} forward passes: a schedule has at most {_MOST_PASSES:,}"
+        )
     try:
         remat = Remat(remat)
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from repro.errors import UserError
 from repro.gpipe import PipelineModule
 from repro.models.amoebanet import softmax_layers
+from repro.tasks.checkpoints import read_checkpoint
 
 STRUCTURE = ("variant", "num_layers", "num_filters", "in_channels", "stem", "aux_head", "norm")
 """Options in which the two models must agree; others, such as the number of classes or the image size, may differ."""
@@ -47,23 +47,13 @@ def begin_with(module: PipelineModule, path: str) -> None:
 
 
 def _read(what: str, path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise UserError(
-            f"{what}: there is no such file; give a checkpoint that repro fit has written (.ckpt), or null where "
-            "ckpt_path has all weights"
-        )
     try:
-        # Mapped, not read: of a large model a rank reads only what its own layers need.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        return read_checkpoint(Path(path))
+    except UserError as error:
         raise UserError(
-            f"{what} is no checkpoint that can be read; give one that repro fit has written (.ckpt)"
+            f"{what}: {error}; give a checkpoint that repro fit has written (.ckpt), or null where ckpt_path has all "
+            "weights"
         ) from error
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise UserError(
-            f"{what} has no weights under 'state_dict'; give a checkpoint that repro fit has written (.ckpt)"
-        )
-    return checkpoint
 
 
 def _check_options(what: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

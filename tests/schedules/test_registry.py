@@ -174,6 +174,7 @@ def test_any_numbers_are_valid_or_refused(
         ("chimera", {"num_stages": 5}, ["num_stages=5", "even", "4 or 6"]),
         ("chimera", {"num_virtual_stages": 2}, ["num_virtual_stages=2", "'chimera'"]),
         ("pipedream", {"num_virtual_stages": 2}, ["num_virtual_stages=2", "'pipedream'"]),
+        ("gpipe", {"num_micro_batches": 10**9}, ["num_micro_batches=1000000000", "4,000,000,000", "10,000,000"]),
     ],
 )
 def test_what_a_schedule_cannot_have(name: str, change: dict[str, int], parts: list[str]) -> None:

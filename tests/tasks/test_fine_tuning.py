@@ -104,10 +104,10 @@ def test_what_does_not_change_the_weights_may_differ(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no such file; give a checkpoint that repro fit has written"),
-        ("accuracy 0.9", "is no checkpoint that can be read"),
-        ([1, 2], "has no weights under 'state_dict'"),
-        ({"weights": {}}, "has no weights under 'state_dict'"),
+        (None, "cannot be read: No such file or directory; give a checkpoint that repro fit has written"),
+        ("accuracy 0.9", "is not a checkpoint that can be read safely"),
+        ([1, 2], "is not a checkpoint of a training run: it has no state_dict"),
+        ({"weights": {}}, "is not a checkpoint of a training run: it has no state_dict"),
         (
             {"state_dict": {"model.0.table.weight": torch.zeros(2)}},
             "another model: .*convolution.weight is only in this",
