@@ -180,6 +180,8 @@ class Stage:
         entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
         with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
             outputs, report = self._run(flight, entered, targets, again=drop)
+        if self.index and not drop:
+            _tell_changes(inputs, entered)
         flight.wanted = _wanted(outputs, everywhere=ready.learns)
         flight.learns = ready.learns or any(flight.wanted)
         if not drop:
@@ -361,6 +363,16 @@ def _enter(value: Tensor) -> Tensor:
     no gradient is entered as another tensor too: a layer may ask for its own gradient (``requires_grad_``).
     """
     return torch.ops.aten._unsafe_view.default(value, value.shape) if value.requires_grad else value.detach()
+
+
+def _tell_changes(inputs: Boundary, entered: Boundary) -> None:
+    """Has autograd refuse what the stage before has saved of its outputs, if a layer here has changed it in place.
+
+    In one process both are the same memory, but those that ``_enter`` has made have a count of changes of their own.
+    """
+    for value, given in zip(elements(inputs), elements(entered), strict=True):
+        if value is not None and given is not None and value.requires_grad and given._version:
+            torch.autograd.graph.increment_version(value)
 
 
 def _enter_copy(value: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class LocalTransport:
         self._activations[message.target_stage, message.micro_batch] = like(
             boundary,
             [
-                None if e is None else e.detach().to(device, non_blocking=True).requires_grad_(flag)
+                None if e is None else _handed_on(e).to(device, non_blocking=True).requires_grad_(flag)
                 for e, flag in zip(elements(boundary), requires_grad, strict=True)
             ],
         )
@@ -99,3 +99,10 @@ class LocalTransport:
                 "leave a stage with the same shapes and dtypes (pad to the batch's longest row, not the micro-batch's)"
             )
         return False
+
+
+def _handed_on(output: Tensor) -> Tensor:
+    """The values of an output; a parameter that is one gets a copy, since the next layer may work in place."""
+    base = output._base if output._is_view() else output
+    is_parameter = base is not None and base.is_leaf and base.requires_grad
+    return output.detach().clone() if is_parameter else output.detach()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from repro.gpipe import Engine, is_recomputing
+from repro.gpipe import Engine, StageError, is_recomputing
 from repro.gpipe.building import make_layer
 from repro.gpipe.mesh import PipelineMesh
 from tests.helpers import oracle
@@ -157,6 +157,43 @@ def test_an_in_place_layer_at_the_start_of_a_stage(remat: str) -> None:
         reference = oracle.pooled_step(spec.layers(), *spec.batch(7, 0), spec.loss, num_micro_batches=3)
         for name, parameter in own_layers(engine).named_parameters():
             torch.testing.assert_close(parameter.grad, reference.gradients[name], rtol=0, atol=TOLERANCE)
+
+
+def _difference(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    return (outputs - targets).sum(), len(targets)
+
+
+@pytest.mark.parametrize("remat", ["never", "except_last"])
+def test_an_in_place_layer_after_one_that_needs_its_output(remat: str) -> None:
+    """In one process it overwrote what the stage before had saved, unseen: as without stages autograd refuses that."""
+    layers = [nn.Linear(6, 6), nn.Sigmoid(), nn.Dropout(inplace=True), nn.Linear(6, 6)]
+    engine = Engine(dict(enumerate(layers)), [2, 2], num_micro_batches=2, loss=_difference, remat=remat)
+    with pytest.raises(StageError, match=r"stage 0, micro-batch 1, backward: .*modified by an inplace operation"):
+        engine.train_step(torch.randn(4, 6), torch.randn(4, 6), batch_counter=0)
+
+
+class _Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(6))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table[None], value
+
+
+class _Doubling(nn.Module):
+    def forward(self, boundary: tuple[Tensor, Tensor]) -> Tensor:
+        return boundary[1] + boundary[0].mul_(2)
+
+
+@pytest.mark.parametrize("remat", REMATS)
+def test_an_in_place_layer_after_one_that_hands_a_parameter_on(remat: str) -> None:
+    """In one process it changed the parameter."""
+    first = _Table()
+    engine = Engine({0: first, 1: _Doubling()}, [1, 1], num_micro_batches=2, loss=_difference, remat=remat)
+    engine.train_step(torch.randn(4, 6), torch.randn(4, 6), batch_counter=0).accumulate()
+    assert first.table.detach().tolist() == [1] * 6
+    assert first.table.grad is not None and first.table.grad.tolist() == [2] * 6
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
