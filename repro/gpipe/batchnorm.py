@@ -123,7 +123,7 @@ class PooledBatchNorm:
         if not record or mean is None or variance is None:
             return
         count = seen.numel() / seen.shape[1]
-        moments = _Moments(count, mean, variance * (count - 1))
+        moments = _Moments(count, _wide(mean), _wide(variance) * (count - 1))
         if layer in self._moments:
             self._moments[layer].include(moments)
         else:
@@ -163,9 +163,14 @@ def _tracks(layer: _BatchNorm) -> bool:
     return layer.training and layer.track_running_stats and layer.running_mean is not None
 
 
+def _wide(statistic: Tensor) -> Tensor:
+    """Half precision would overflow, or stop growing, where many inputs are summed."""
+    return statistic.to(torch.promote_types(statistic.dtype, torch.float32))
+
+
 def _pool_replicas(layer: _BatchNorm, own: _Moments | None, reduce: Callable[[Tensor], Tensor]) -> _Moments | None:
     assert layer.running_mean is not None
-    zeros = torch.zeros_like(layer.running_mean)
+    zeros = _wide(torch.zeros_like(layer.running_mean))
     own = own or _Moments(0.0, zeros, zeros)
     count = float(reduce(zeros.new_full((1,), own.count)))
     if count == 0:

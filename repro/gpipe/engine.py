@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.errors import UserError
 from repro.planning import check_partition
@@ -183,6 +183,11 @@ class Engine:
         """Forward only; returns the outputs in order on the rank that reads data, None on the others."""
         return self._step(Mode.PREDICT, inputs, None, batch_counter)[2]
 
+    def holds(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether all ``parameters`` are those of this rank's layers, as they were when the engine was made."""
+        own = {id(parameter) for parameter in self._parameters}
+        return all(id(parameter) in own for parameter in parameters)
+
     def close(self) -> None:
         """Waits until what was sent has arrived; a failure ends that too."""
         self._sender.drain()
@@ -229,9 +234,10 @@ class Engine:
                 # Not before: the others, once they know, take time from this rank where they share its cores.
                 self._batches.announce(coming, batch_counter)
             if parts:
-                step.prepare(action for _, action in plan)
                 for position, (rank, action) in enumerate(plan):
                     try:
+                        if position == 0:
+                            step.prepare(planned for _, planned in plan)
                         step.execute(rank, action)
                         if position == 0 and self.mesh is not None and self.mesh.reads_data:
                             # Not before: the next stage waits for the first action.

@@ -135,14 +135,17 @@ class OptimizerLayout:
         """The state dict of the unsplit module's optimizer, on the first rank; empty on the others."""
         state = optimizer.state_dict()
         numbers = self._local
-        gathered = gather_dicts({numbers[local]: value for local, value in state["state"].items()}, mesh)
+        packed: dict[Any, Any] = state["state"]
+        gathered = gather_dicts({numbers[k]: value for k, value in packed.items() if isinstance(k, int)}, mesh)
         if mesh is not None and mesh.pipeline_rank != 0:
             return {}
         groups = [
             {**group, "params": list(numbers)}
             for group, numbers in zip(state["param_groups"], self.groups, strict=True)
         ]
-        return {"state": dict(sorted(gathered.items())), "param_groups": groups}
+        # What belongs to no parameter is this rank's.
+        other = {key: value for key, value in packed.items() if not isinstance(key, int)}
+        return {"state": {**dict(sorted(gathered.items())), **other}, "param_groups": groups}
 
     def load(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Loads this rank's part of the state dict of an unsplit module's optimizer."""
@@ -153,7 +156,11 @@ class OptimizerLayout:
         ]
         optimizer.load_state_dict(
             {
-                "state": {local[number]: value for number, value in state["state"].items() if number in local},
+                "state": {
+                    local.get(key, key): value
+                    for key, value in state["state"].items()
+                    if key in local or not isinstance(key, int)
+                },
                 "param_groups": groups,
             }
         )

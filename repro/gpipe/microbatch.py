@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -117,6 +117,17 @@ def scatter(batch: Boundary, rows: Sequence[int]) -> list[Boundary]:
 
 def _split(element: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
     return element.split(list(rows)) if len(rows) > 1 else (element,)
+
+
+CHANGED = (
+    "what a layer returned has been changed in place after it was handed to the next stage (memory of its own that the "
+    "layer fills again?); let it return a new tensor"
+)
+
+
+def changes(values: Iterable[Tensor | None]) -> tuple[int, ...]:
+    """How often each tensor has been changed in place, by PyTorch's count; 0 where it does not count."""
+    return tuple(0 if e is None or e.is_inference() else e._version for e in values)
 
 
 class MicroBatches:

@@ -7,7 +7,7 @@ the order), and the number of batches used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,8 @@ def _parts(batch: object) -> Iterator[object]:
         yield batch
 
 
-RandomState = tuple[Tensor, Tensor | None]
-"""State of the default generator, and of the loader's own where it has one."""
+RandomState = tuple[Tensor, tuple[Tensor, ...]]
+"""State of the default generator, and of those that the loader and its samplers have of their own."""
 
 
 @dataclass
@@ -69,18 +69,29 @@ class Progress:
 
 
 class Resumption:
-    """The loaders of a checkpoint. They draw from one generator, so they go on together, in order."""
+    """The loaders of a checkpoint. They draw from one generator, so they go on together, in order.
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[ReadingLoader, dict[str, Any]]] = []
+    Args:
+        states: of the loaders, in the order in which they are made; none where nothing is resumed.
+    """
 
-    def add(self, loader: ReadingLoader, state: dict[str, Any]) -> None:
-        """``loader`` will go on from ``state``."""
-        self._waiting.append((loader, state))
+    def __init__(self, states: Sequence[dict[str, Any]] = ()) -> None:
+        self._states = list(states)
+        self._loaders: list[ReadingLoader] = []
+
+    def add(self, loader: ReadingLoader) -> None:
+        """``loader`` will go on from its state; Lightning may make all loaders anew before the first batch."""
+        if not self._states:
+            return
+        if len(self._loaders) == len(self._states):
+            self._loaders.clear()
+        self._loaders.append(loader)
+        loader.resumes = True
 
     def take_up(self) -> None:
         """Brings all loaders to where they were; nothing once they are there."""
-        waiting, self._waiting = self._waiting, []
+        waiting = list(zip(self._loaders, self._states, strict=False))
+        self._loaders, self._states = [], []
         for loader, state in waiting:
             if not state["epoch_is_over"]:
                 loader.read_again(state)
@@ -100,6 +111,10 @@ class ReadingLoader:
         progress: of the training loop, asked when the loader is saved.
         agree: gives every replica the random state of the first one, so that all deal out the same order.
         resumption: of the loaders of one checkpoint.
+        rows: of a batch, over all replicas, if it is known.
+
+    Attributes:
+        resumes: whether the loader goes on where one of a checkpoint was.
     """
 
     def __init__(
@@ -109,8 +124,10 @@ class ReadingLoader:
         progress: Callable[[], Progress],
         agree: Callable[[RandomState], RandomState] = lambda state: state,
         resumption: Resumption | None = None,
+        rows: int | None = None,
     ) -> None:
         self.loader = loader
+        self.resumes = False
         self._announce = announce
         self._progress = progress
         self._agree = agree
@@ -119,8 +136,8 @@ class ReadingLoader:
         # The loop's own count will not do: of several loaders the shorter ones begin again, or are over, in mid-epoch.
         self._given = 0
         self._is_over = False
+        self._rows = rows
         self._resumption = resumption or Resumption()
-        self._resumes = False
         self._taken_up: tuple[RandomState | None, Iterator[Any]] | None = None
 
     def __len__(self) -> int:
@@ -133,7 +150,7 @@ class ReadingLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._announced(self._resumed() if self._resumes else self._begin())
+        return self._announced(self._resumed() if self.resumes else self._begin())
 
     def _begin(self) -> Iterator[Any]:
         # At once, as in plain Lightning: the loader draws also where it is asked for an iterator in vain.
@@ -148,7 +165,7 @@ class ReadingLoader:
         self._resumption.take_up()
         assert self._taken_up is not None
         first, iterator = self._taken_up
-        self._taken_up, self._resumes = None, False
+        self._taken_up, self.resumes = None, False
         self._first = self._random_state() if first is None else first
         yield from iterator
 
@@ -157,7 +174,18 @@ class ReadingLoader:
         self._taken_up = None, self._begin()
 
     def read_again(self, state: dict[str, Any]) -> None:
-        """Begins the epoch in which the checkpoint was saved, and drops the batches that it has used."""
+        """Begins the epoch in which the checkpoint was saved, and drops the batches that it has used.
+
+        Raises:
+            UserError: they had another number of rows.
+        """
+        before = state.get("rows")
+        if state["batches"] and None not in (before, self._rows) and before != self._rows:
+            raise UserError(
+                f"the checkpoint was saved in mid-epoch after {state['batches']} batches of {before} rows "
+                f"(batch_size x data_parallel_size), and now a batch has {self._rows}: the rows used cannot be told "
+                "from the others. Keep the product, or resume from a checkpoint of the end of an epoch"
+            )
         self.set_random_state(state["epoch"])
         iterator = self._begin()
         first = state.get("first")
@@ -189,25 +217,38 @@ class ReadingLoader:
             "first": first,
             "now": now if used else first,  # the order of the epoch is drawn with its first batch
             "batches": used,
+            "rows": self._rows,
             "epoch_is_over": progress.epoch_is_over,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was saved: used batches are read again and dropped, so all draws are as before."""
-        self._resumes = bool(state)
-        if state:
-            self._resumption.add(self, state)
+        """Nothing: ``Resumption`` has the state, also where Lightning does not ask for it."""
 
     def _random_state(self) -> RandomState:
-        own = getattr(self.loader, "generator", None)
-        return torch.get_rng_state(), None if own is None else own.get_state()
+        return torch.get_rng_state(), tuple(own.get_state() for own in _generators(self.loader))
 
     def set_random_state(self, state: RandomState) -> None:
         """That of the default generator, and of the loader's own."""
         torch.set_rng_state(state[0])
-        own = getattr(self.loader, "generator", None)
-        if own is not None and state[1] is not None:
-            own.set_state(state[1])
+        for own, saved in zip(_generators(self.loader), state[1], strict=False):
+            own.set_state(saved)
+
+
+def _generators(loader: object) -> list[torch.Generator]:
+    """The generators that a loader and its samplers have of their own, each once."""
+    found: list[torch.Generator] = []
+    waiting = [loader]
+    while waiting:
+        holder = waiting.pop()
+        own = getattr(holder, "generator", None)
+        if isinstance(own, torch.Generator) and own not in found:
+            found.append(own)
+        waiting += [
+            sampler
+            for name in ("sampler", "batch_sampler", "batches")
+            if isinstance(sampler := getattr(holder, name, None), Sampler)
+        ]
+    return found
 
 
 class FollowingLoader:
@@ -264,6 +305,11 @@ class _ReplicaBatches(Sampler[Any]):
         self._replicas = replicas
         self._drop_last = bool(getattr(batches, "drop_last", False))
 
+    @property
+    def sampler(self) -> Any:
+        """The user's, whose ``set_epoch`` Lightning calls."""
+        return getattr(self.batches, "sampler", None)
+
     def __len__(self) -> int:
         batches = len(self.batches)  # type: ignore[arg-type]
         return batches // self._replicas if self._drop_last else -(-batches // self._replicas)
@@ -296,7 +342,8 @@ def deal_out(loader: Iterable[Any], replica: int, replicas: int) -> Iterable[Any
     """A loader that gives one replica its share, in the one-process order, with ``batch_size`` rows per replica.
 
     Raises:
-        UserError: a loader that has nothing to deal out (an iterable data set, no batches, or no DataLoader at all).
+        UserError: a loader that has nothing to deal out (an iterable data set, no batches, or no DataLoader at all),
+            or gives its batches in a way of its own.
     """
     if replicas == 1:
         return loader
@@ -309,6 +356,11 @@ def deal_out(loader: Iterable[Any], replica: int, replicas: int) -> Iterable[Any
             f"data_parallel_size={replicas} needs a DataLoader that batches a data set with a length, to deal its "
             "rows out; "
             f"got {type(loader).__name__}. Use data_parallel_size=1, or a map-style data set"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise UserError(
+            f"data_parallel_size={replicas}: {type(loader).__name__} has an __iter__ of its own, which the loaders "
+            "that deal its rows out would not have. Do that in the data set, in collate_fn or in split_batch"
         )
     return DataLoader(
         loader.dataset,

@@ -71,8 +71,12 @@ class StepResult:
         return self.totals.loss
 
     def as_loss(self, device: torch.device) -> Tensor:
-        """The mean loss as Lightning gets it from a training step: its backward adds the gradients."""
-        loss: Tensor = _AddGradients.apply(torch.zeros((), device=device, requires_grad=True), self)
+        """The mean loss as Lightning gets it from a training step: its backward adds the gradients.
+
+        What it is divided by (accumulation) is a factor of all gradients, so its dtype is not that of the model.
+        """
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        loss: Tensor = _AddGradients.apply(torch.zeros((), dtype=dtype, device=device, requires_grad=True), self)
         return loss
 
     @property

@@ -13,8 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from repro.errors import UserError
+
 from .mailbox import MAIL, mail_frames, pickled
-from .microbatch import Boundary, elements
+from .microbatch import CHANGED, Boundary, changes, elements
 from .wire import Peer, TalkingTo, as_frames, as_sent, plain, spec_of
 
 _SWEEP = 0.05
@@ -33,8 +35,9 @@ class Sender:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[dist.Work, Tensor]] = deque()
-        self._kept: list[tuple[dist.Work, Tensor]] = []
+        self._pending: deque[tuple[dist.Work, Tensor, tuple[int, ...]]] = deque()
+        self._kept: list[tuple[dist.Work, Tensor, tuple[int, ...]]] = []
+        self._has_changed = False
         self._waiting = threading.Lock()
         # Each is counted up by one thread at a time.
         self._bytes_sent = self._bytes_arrived = 0
@@ -49,12 +52,13 @@ class Sender:
         peer = self._peers.get((group, destination))
         if peer is None:
             peer = self._peers[group, destination] = Peer.of(destination, group)
+        changed = changes((whole,))
         with TalkingTo(destination):
             work = group.send([as_sent(whole)], peer.group_rank, tag)
         if not whole.is_cpu:
-            self._kept.append((work, whole))
+            self._kept.append((work, whole, changed))
             return
-        self._pending.append((work, whole))
+        self._pending.append((work, whole, changed))
         self._bytes_sent += whole.nbytes
         if self._bytes_sent - self._bytes_arrived > _HELD and not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self._reap, name="gpipe-sender", daemon=True)
@@ -85,18 +89,27 @@ class Sender:
             self.send(frame, destination, group)
 
     def drain(self) -> None:
-        """Waits until everything has arrived (CPU) or is ordered before what follows (CUDA)."""
-        for work, _ in self._kept:
+        """Waits until everything has arrived (CPU) or is ordered before what follows (CUDA).
+
+        Raises:
+            UserError: something has been changed in place since it was sent.
+        """
+        for work, sent, changed in self._kept:
             work.wait()
+            self._has_changed |= changes((sent,)) != changed
         self._kept.clear()
         self._wait_for_pending()
+        if self._has_changed:
+            self._has_changed = False
+            raise UserError(CHANGED)
 
     def _wait_for_pending(self) -> None:
         with self._waiting:
             while self._pending:
-                work, sent = self._pending[0]
+                work, sent, changed = self._pending[0]
                 with contextlib.suppress(RuntimeError):  # a broken connection; the next receive meets it as well
                     work.wait()
+                self._has_changed |= changes((sent,)) != changed
                 self._pending.popleft()
                 self._bytes_arrived += sent.nbytes
 

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repro.errors import UserError
+
 from .aliases import separate_gradients
 from .autograd_engine import run_backward
 from .batchnorm import PooledBatchNorm
-from .microbatch import Boundary, check_boundary, elements, map_tensors
+from .microbatch import CHANGED, Boundary, changes, check_boundary, elements, map_tensors
 from .rng import StepKey, generator
 from .split_backward import WeightGradients, backward_inputs
 
@@ -53,6 +55,7 @@ class _Flight:
     learns: bool
     seeds: tuple[int, ...]
     inputs: Boundary
+    changed: tuple[int, ...]
     wanted: tuple[bool, ...] = ()
     targets: Boundary | None = None
     outputs: tuple[Tensor | None, ...] | None = None
@@ -176,7 +179,7 @@ class Stage:
         if ready is None or ready.inputs is not inputs:
             self.prepare(micro_batch, inputs, key, drop=drop)
             ready = self._ready.pop(micro_batch)
-        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
+        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs, changes(elements(inputs)))
         entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
         with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
             outputs, report = self._run(flight, entered, targets, again=drop)
@@ -195,6 +198,8 @@ class Stage:
         flight = self._flights[micro_batch]
         if not flight.learns:
             return
+        if self.index and changes(elements(flight.inputs)) != flight.changed:
+            raise UserError(CHANGED)
         token = _RECOMPUTING.set(True)
         try:
             with self.batch_norm.watching(record=False):
@@ -316,6 +321,11 @@ class Stage:
         assert self.loss is not None
         generator(self.device).manual_seed(seeds[-1])
         loss_sum, count = self.loss(outputs, targets)
+        if isinstance(count, Tensor) and count.requires_grad:
+            raise UserError(
+                "the count that the loss returns depends on parameters, and no gradient goes through it; return a "
+                "count of the targets, or count.detach()"
+            )
         report = MicroBatchReport(loss_sum, count)
         if metrics and self.metrics is not None:
             with torch.no_grad():

@@ -401,6 +401,17 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             )
 
     @override
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        known = len(self._layouts[self.optimizers.index(optimizer)].groups)
+        for group in optimizer.param_groups[known:]:
+            if not self.engine.holds(parameter for parameter in group["params"] if not parameter.is_meta):
+                raise UserError(
+                    "add_param_group was given a parameter that no layer had when the fit began: the pipeline does not "
+                    "train it. Make it in layers() or configure_model(), and let it learn later (requires_grad_)"
+                )
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         return batch if self.is_placeholder(batch) else super().batch_to_device(batch, device, dataloader_idx)
 
@@ -430,12 +441,18 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             end_workers_with_rank(share)
             for peer in range(1, mesh.num_stages):
                 self._sender.send_object(sized_len(share), mesh.rank_of(peer), mesh.control)
+        batch_size = getattr(dataloader, "batch_size", None)
         loader = ReadingLoader(
-            share, announcer(mesh, self._sender), self._progress, self._agree_on_random_state, self._resumption
+            share,
+            announcer(mesh, self._sender),
+            self._progress,
+            self._agree_on_random_state,
+            self._resumption,
+            None if batch_size is None else batch_size * self._data_parallel_size,
         )
         # Not left to Lightning, which loads no loader's state from a checkpoint at the end of an epoch.
-        if self._module.trainer.training and self._resume.get("loaders"):
-            loader.load_state_dict(self._resume["loaders"].pop(0))
+        if self._module.trainer.training:
+            self._resumption.add(loader)
         return loader
 
     @override
@@ -565,6 +582,7 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resume = checkpoint.get(_CHECKPOINT_KEY, {})
+        self._resumption = Resumption(self._resume.get("loaders", ()))
         return checkpoint
 
     @override

@@ -7,9 +7,10 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from repro.errors import UserError
 from repro.schedules import Message, Schedule
 
-from .microbatch import BatchError, Boundary, elements, like
+from .microbatch import CHANGED, BatchError, Boundary, changes, elements, like
 from .stage import InputGradient
 from .tracing import Recorder
 from .wire import BoundarySpec, spec_of
@@ -25,7 +26,7 @@ class LocalTransport:
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
         self._rows: tuple[int, ...] = ()
-        self._activations: dict[tuple[int, int], Boundary] = {}
+        self._activations: dict[tuple[int, int], tuple[Boundary, tuple[int, ...]]] = {}
         self._gradients: dict[tuple[int, int], tuple[Tensor | None, ...]] = {}
         self._specs: dict[int, tuple[int, BoundarySpec]] = {}
 
@@ -44,13 +45,12 @@ class LocalTransport:
         """Hands the output of ``message.source_stage`` on; ``requires_grad`` says which elements want a gradient."""
         self._check(message, spec_of(boundary, requires_grad))
         device = self._devices[message.target_stage]
-        self._activations[message.target_stage, message.micro_batch] = like(
-            boundary,
-            [
-                None if e is None else _handed_on(e).to(device, non_blocking=True).requires_grad_(flag)
-                for e, flag in zip(elements(boundary), requires_grad, strict=True)
-            ],
-        )
+        handed_on = [
+            None if e is None else _handed_on(e).to(device, non_blocking=True).requires_grad_(flag)
+            for e, flag in zip(elements(boundary), requires_grad, strict=True)
+        ]
+        waiting = (like(boundary, handed_on), changes(handed_on))
+        self._activations[message.target_stage, message.micro_batch] = waiting
 
     def coming_activation(self, message: Message) -> Boundary | None:
         """What ``receive_activation`` is going to return, before its values are there; None where that is not known."""
@@ -58,7 +58,10 @@ class LocalTransport:
 
     def receive_activation(self, message: Message) -> Boundary:
         """The input of ``message.target_stage``, detached."""
-        return self._activations.pop((message.target_stage, message.micro_batch))
+        boundary, changed = self._activations.pop((message.target_stage, message.micro_batch))
+        if changes(elements(boundary)) != changed:
+            raise UserError(CHANGED)
+        return boundary
 
     def send_gradient(self, message: Message, gradients: tuple[InputGradient | None, ...]) -> None:
         """Hands the gradients of the input of ``message.source_stage`` back."""

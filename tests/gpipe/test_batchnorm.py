@@ -105,6 +105,20 @@ def test_a_layer_that_does_not_track_is_left_alone(case: str) -> None:
     torch.testing.assert_close(norm.state_dict(), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 20.0), (torch.bfloat16, 1.0)])
+def test_half_precision_neither_overflows_nor_stops_growing(dtype: torch.dtype, scale: float) -> None:
+    """The sum of squared deviations left the range of float16, and the precision of bfloat16."""
+    torch.manual_seed(0)
+    batch = (torch.randn(4096, 3) * scale).to(dtype)
+    norm = nn.BatchNorm1d(3, momentum=1.0).to(dtype)
+    pooled = PooledBatchNorm([norm])
+    for piece in batch.split(8):
+        with pooled.watching(record=True):
+            norm(piece)
+    pooled.update()
+    torch.testing.assert_close(norm.running_var.float(), batch.float().var(0), rtol=0.02, atol=0)
+
+
 def test_replicas_are_pooled_weighted_by_size_also_one_without_rows() -> None:
     norm, batch = made("2d")
     whole = copy.deepcopy(norm)

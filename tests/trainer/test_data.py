@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from repro.errors import UserError
+from repro.gpipe.reading import deal_out
 from repro.gpipe.workers import end_workers_with_rank
 from tests.helpers.ranks import Pools
 from tests.trainer.modules import Points, Regression, hidden, target_of
@@ -285,3 +288,43 @@ def test_workers_of_a_killed_rank_end_at_once(tmp_path: Path) -> None:
     while is_running(worker) and time.monotonic() < begun + 3:
         time.sleep(0.02)
     assert not is_running(worker)
+
+
+class ByEpoch(Sampler[int]):
+    """Another order in every epoch that it is told of."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_replicas_share_an_order_that_is_another_in_every_epoch() -> None:
+    """With replicas the sampler was not told of the epoch."""
+    rows = torch.arange(8)
+    whole = DataLoader(rows, batch_size=2, sampler=ByEpoch())
+    shares = [deal_out(DataLoader(rows, batch_size=2, sampler=ByEpoch()), replica, 2) for replica in range(2)]
+    for epoch in range(3):
+        for dealt in (whole, *shares):
+            _set_sampler_epoch(dealt, epoch)
+        alternating = [batch.tolist() for pair in zip(*shares, strict=True) for batch in pair]
+        assert alternating == [batch.tolist() for batch in whole]
+
+
+class Shifted(DataLoader[Any]):
+    """Gives its batches in a way of its own."""
+
+    def __iter__(self) -> Any:
+        return (batch + 1 for batch in super().__iter__())
+
+
+def test_replicas_refuse_a_loader_that_they_would_have_to_replace() -> None:
+    """What it did to its batches was left out."""
+    with pytest.raises(UserError, match="Shifted has an __iter__ of its own"):
+        deal_out(Shifted(torch.arange(8), batch_size=2), 0, 2)

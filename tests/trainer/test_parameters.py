@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
 
+from repro.errors import UserError
 from repro.gpipe import is_recomputing
 from tests.helpers.ranks import Pools
-from tests.trainer.modules import Regression
-from tests.trainer.running import ONE, PLAIN, Outcome, Pipeline, Run, assert_same, fit_all
+from tests.trainer.modules import Points, Regression
+from tests.trainer.running import (
+    ONE,
+    PLAIN,
+    Outcome,
+    Pipeline,
+    Run,
+    assert_same,
+    fit_all,
+    load,
+    loader,
+    trainer,
+    untouched,
+)
 
 MIDDLE = Pipeline(3, partition=(2, 2, 1))
 """Stage 1 is layers 2 and 3: frozen, or without parameters; stage 0 is layers 0 and 1."""
+LOCAL = Pipeline(2, local=True)
 PIPELINES = (
     ONE,
     Pipeline(2, partition=(2, 3)),
@@ -150,3 +166,94 @@ def test_what_the_module_itself_holds_is_saved_from_the_last_stage(
     plain, got = fit_all(pools, [(PLAIN, run), (pipeline, run)], tmp_path)
     assert plain.final["state_dict"]["center"].item() != 0
     assert_same(got.final["state_dict"], plain.final["state_dict"])
+
+
+class Stranger(Regression):
+    """Makes a parameter in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            assert self.model is not None
+            self.model[0].extra = torch.nn.Parameter(torch.ones(1))
+            optimizer = self.optimizers()
+            assert not isinstance(optimizer, list)
+            optimizer.optimizer.add_param_group({"params": [self.model[0].extra]})
+
+
+def test_a_parameter_that_is_made_during_the_fit_is_refused() -> None:
+    """It was never trained."""
+    runner = trainer(LOCAL, max_epochs=2, enable_checkpointing=False)
+    with pytest.raises(UserError, match="add_param_group was given a parameter that no layer had when the fit began"):
+        runner.fit(Stranger(), loader(Points(8, dtype=torch.float32), 4, pipeline=LOCAL))
+
+
+class Counting(torch.optim.SGD):
+    """Keeps something that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.state["calls"] = self.state.get("calls", 0) + 1
+        return super().step(closure)
+
+
+class Counted(Regression):
+    def configure_optimizers(self) -> Any:
+        return Counting(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def steps_counted(rank: int, world_size: int, folder: str, resume: str | None) -> int:
+    with untouched():
+        pipeline = Pipeline(world_size) if world_size > 1 else Pipeline(2, local=True)
+        runner = trainer(pipeline, max_epochs=2 if resume is None else 3, enable_checkpointing=False)
+        runner.fit(
+            Counted(),
+            loader(Points(8, dtype=torch.float32), 4, pipeline=pipeline),
+            ckpt_path=resume,
+            weights_only=False,
+        )
+        runner.save_checkpoint(Path(folder) / f"{world_size}.ckpt")
+        calls: int = runner.optimizers[0].state["calls"]
+        return calls
+
+
+def test_what_an_optimizer_keeps_beside_its_parameters_is_saved(pools: Pools, tmp_path: Path) -> None:
+    """The checkpoint was refused with a TypeError."""
+    assert steps_counted(0, 1, str(tmp_path), None) == 4
+    assert pools(2).run(steps_counted, str(tmp_path), str(tmp_path / "1.ckpt")) == [6, 6]
+    assert load(tmp_path / "2.ckpt")["optimizer_states"][0]["state"]["calls"] == 6
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_the_share_of_a_window_has_the_precision_of_the_model(windows: int) -> None:
+    """A third was one of float32, in a model of double precision and in one of bfloat16."""
+    module = Regression()
+    runner = trainer(
+        LOCAL,
+        precision="32-true",
+        max_epochs=1,
+        accumulate_grad_batches=windows,
+        enable_checkpointing=False,
+        callbacks=[(first := FirstGradient())],
+    )
+    module.configure_model()
+    runner.fit(module.double(), loader(Points(12), 4, pipeline=LOCAL))
+    reference = copy.deepcopy(module)
+    reference.load_state_dict(first.weights)
+    assert reference.model is not None
+    inputs, targets = next(iter(loader(Points(12), 4 * windows, pipeline=LOCAL)))
+    loss_sum, count = reference.loss(reference.model(inputs), targets)
+    torch.autograd.backward(loss_sum / count)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(first.gradients[name], parameter.grad, rtol=1e-13, atol=1e-13)
+
+
+class FirstGradient(pl.Callback):
+    """Keeps weights and gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, *others: Any) -> None:
+        if not self.weights:
+            self.weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            self.gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}

@@ -14,8 +14,9 @@ import torch
 from fsspec.implementations.local import LocalFileOpener
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
+from repro.errors import UserError
 from tests.helpers.ranks import Pools, fresh_ranks
 from tests.trainer.modules import Points, Regression
 from tests.trainer.running import (
@@ -281,6 +282,68 @@ def test_of_several_loaders_each_goes_on_where_it_was(mode: str, pools: Pools, t
         resume = str(tmp_path / f"{done}.ckpt")
         steps = pools(2).run(fit_pairs, mode, str(again), resume)[0] if done % 2 else None
         assert_same(steps or fit_pairs(0, 1, mode, str(again), resume), whole[done:], f"after {done}", 1e-6)
+
+
+class Rows(Regression):
+    """Notes which rows it is given, by their first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
+        self.rows.append(batch[0][:, 0].tolist())
+        return super().training_step(batch, batch_idx)
+
+
+class Estimating(Rows):
+    """Asks for the number of steps, as OneCycleLR does, and so has the loader made before it is needed."""
+
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches > 0
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("case", ["sampler with a generator", "loader that is made again"])
+def test_in_mid_epoch_only_the_rest_of_the_rows_is_read(case: str, tmp_path: Path) -> None:
+    """Some came twice, and some not at all."""
+    points = Points(20, dtype=torch.float32)
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            if case == "loader that is made again":
+                return DataLoader(points, 4, shuffle=True)
+            return DataLoader(points, 4, sampler=RandomSampler(points, generator=torch.Generator().manual_seed(9)))
+
+    def run(resume: str | None) -> list[list[float]]:
+        torch.manual_seed(1 if resume is None else 2)
+        module = Estimating() if case == "loader that is made again" else Rows()
+        runner = trainer(
+            Pipeline(2, local=True),
+            callbacks=[Recorder(tmp_path, (7,))] if resume is None else [],
+            max_epochs=2,
+            reload_dataloaders_every_n_epochs=int(case == "loader that is made again"),
+            enable_checkpointing=False,
+        )
+        runner.fit(module, datamodule=Data(), ckpt_path=resume, weights_only=False)
+        return module.rows
+
+    whole = run(None)
+    assert run(str(tmp_path / "7.ckpt")) == whole[7:]
+
+
+def test_in_mid_epoch_batches_of_another_size_are_refused(tmp_path: Path) -> None:
+    """Rows were left out."""
+    pipeline = Pipeline(2, local=True)
+    runner = trainer(pipeline, callbacks=[Recorder(tmp_path, (2,))], max_epochs=1, enable_checkpointing=False)
+    runner.fit(Regression(), loader(Points(16, dtype=torch.float32), 4, pipeline=pipeline))
+    with pytest.raises(UserError, match=r"after 2 batches of 4 rows .* now a batch has 8"):
+        trainer(pipeline, max_epochs=1, enable_checkpointing=False).fit(
+            Regression(),
+            loader(Points(16, dtype=torch.float32), 8, pipeline=pipeline),
+            ckpt_path=str(tmp_path / "2.ckpt"),
+            weights_only=False,
+        )
 
 
 def test_checkpoints_of_pipelines_open_in_plain_lightning(pools: Pools, tmp_path: Path) -> None:
