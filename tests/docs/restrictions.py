@@ -53,6 +53,27 @@ class Regression(PipelineModule):
         return self._optimizer(self.parameters())
 
 
+class Forces(nn.Linear):
+    """Differentiates within its forward."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value)
+        (force,) = torch.autograd.grad(made.square().sum(), self.weight, create_graph=True)
+        return made + force.sum()
+
+
+class Static(nn.Linear):
+    """Fills the same memory for each micro-batch."""
+
+    out: Tensor | None = None
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = super().forward(value).detach()
+        if self.out is None:
+            self.out = made
+        return self.out.copy_(made)
+
+
 class WithConstant(nn.Linear):
     """Hands on a value that wants no gradient."""
 
@@ -431,6 +452,8 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     ),
     "Random numbers from elsewhere": (Case(draws_again),),
     "Gradients that are changed on the way": (Case(on_the_way),),
+    "Gradients inside a layer": (Case(lambda: fit(Regression(Forces(4, 4), nn.Linear(4, 1)))),),
+    "Layers that fill their memory again": (Case(lambda: fit(Regression(Static(4, 4), nn.Linear(4, 1)))),),
     "Layers that count or change themselves": (Case(counts_twice), Case(moves_on)),
     "Compiled layers": (Case(compiled),),
     "Manual optimization": (Case(manual),),
