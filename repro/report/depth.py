@@ -66,7 +66,7 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 
 
 def headline(results: Results, reference: Results | None) -> list[Line]:
-    """Neither cure and both, at each rate."""
+    """Every run."""
     return _lines(list(results.rows), [])
 
 
@@ -98,19 +98,17 @@ def _guess() -> float:
 
 
 def _lines(rows: Sequence[Row], others: Sequence[Row]) -> list[Line]:
-    keys = [key for key in dict.fromkeys((*_keys(rows), *_keys(others))) if key[1] == key[2]]
+    keys = dict.fromkeys((*_keys(rows), *_keys(others)))
+    what = "loss, first, largest and last; largest logit"
     return [
-        Line(f"{_name(key)}: {what}", Provenance.MEASURED.value, *(_texts(some, key, form) for some in (rows, others)))
+        Line(f"{_name(key)}: {what}", Provenance.MEASURED.value, *(_text(some, key) for some in (rows, others)))
         for key in keys
-        for what, form in (
-            ("loss, first to last", "{first_loss:.2f} to {last_loss:.2f} nat"),
-            ("largest logit", "{largest_logit:.1f}"),
-        )
     ]
 
 
-def _texts(rows: Sequence[Row], key: Key, form: str) -> str:
+def _text(rows: Sequence[Row], key: Key) -> str:
     values = _values(rows, key)
+    form = "{first_loss:.2f}, {largest_loss:.2f}, {last_loss:.2f} nat; {largest_logit:.1f}"
     return form.format(**values) if values else NOTHING
 
 

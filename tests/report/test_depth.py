@@ -25,7 +25,8 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert cells["learning rate 1.5, neither"][:3] == ["3.50", last, last]
     assert all(len(row) == len(yours.columns) for row in yours.rows)
     lines = {line.what: line.yours for line in section.lines}
-    assert lines["learning rate 3, neither: loss, first to last"] == f"3.50 to {last} nat"
+    about = "loss, first, largest and last; largest logit"
+    assert lines[f"learning rate 3, neither: {about}"] == f"3.50, {last}, {last} nat; 5.0"
     assert len(lines) == 8 and report.headline(own, None)[0].what in lines
     report.draw(own.rows, tmp_path)
     assert (tmp_path / report.PICTURE).stat().st_size > 10_000

@@ -185,7 +185,50 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
     """Rows and checks of the parts that have finished; at the smallest scale nothing is checked."""
     finished = {run: results[run.name] for run in deep_runs(request) if run.name in results}
     made = [row for run, found in finished.items() for row in (*_of_run(run, found), *_curves(run, found))]
-    return made, _checks(finished) if request.scale != "smoke" else []
+    return made, [] if request.scale == "smoke" else [_check(verdict) for verdict in cure_verdicts(made)]
+
+
+@dataclass(frozen=True)
+class CureVerdict:
+    """What both cures do at one learning rate.
+
+    Attributes:
+        learning_rate: of both runs.
+        without: largest loss over the first one without cures, infinite where a step was not finite.
+        cured: the same with both.
+    """
+
+    learning_rate: float
+    without: float
+    cured: float
+
+    @property
+    def holds(self) -> bool:
+        """The loss diverges without the cures and does not with both."""
+        return self.cured < DIVERGED <= self.without
+
+    @property
+    def words(self) -> str:
+        """Both ratios."""
+        return f"{_times(self.without)} without cures, {_times(self.cured)} with both"
+
+
+def cure_verdicts(rows: Sequence[Row]) -> list[CureVerdict]:
+    """One for each learning rate at which there are runs with neither cure and with both, the lowest first."""
+    made = []
+    for rate in sorted({row.params["learning_rate"] for row in rows if row.params.get("part") == "run"}):
+        without, cured = (_ratio(rows, rate, cured=both) for both in (False, True))
+        if without is not None and cured is not None:
+            made.append(CureVerdict(rate, without, cured))
+    return made
+
+
+def _check(verdict: CureVerdict) -> Check:
+    return Check(
+        f"{2 * NUM_LAYERS} layers, learning rate {verdict.learning_rate:g}: the largest loss is at least {DIVERGED:g} "
+        f"times the first one without cures and less than that with both ({verdict.words})",
+        verdict.holds,
+    )
 
 
 def _of_run(run: DeepRun, found: Mapping[str, Sequence[float]]) -> list[Row]:
@@ -237,22 +280,23 @@ def _row(run: DeepRun, found: Mapping[str, Sequence[float]], metric: str, value:
     )
 
 
-def _checks(finished: Mapping[DeepRun, Mapping[str, Sequence[float]]]) -> list[Check]:
-    chosen = {run.cures: found for run, found in finished.items() if run.learning_rate == TOO_HIGH_RATE}
-    if not {"neither", "scaled and clipped"} <= chosen.keys():
-        return []
-    plain, cured = chosen["neither"], chosen["scaled and clipped"]
-    before, after, bounded = plain["losses"][0], plain["losses"][-1], cured["losses"][-1]
-    whole = len(plain["losses"]) == STEPS
-    diverged = after > DIVERGED * before or not whole
-    return [
-        Check(
-            f"{2 * NUM_LAYERS} layers at a learning rate that is too high: without cures the loss goes from "
-            f"{before:.1f} to {after:.1f} nat and logits reach {max(plain['largest_logits']):.0f}; with both the last "
-            f"loss is {bounded:.1f} nat",
-            diverged and len(cured["losses"]) == STEPS and (not whole or bounded < after),
-        )
-    ]
+def _ratio(rows: Sequence[Row], rate: float, *, cured: bool) -> float | None:
+    """Largest loss over the first one, infinite where a step was not finite; of both cures or of neither."""
+    found = {
+        row.metric: row
+        for row in rows
+        if (row.params["part"], row.params["learning_rate"]) == ("run", rate)
+        and row.params["scaled"] is cured
+        and (row.params["clip"] is not None) is cured
+    }
+    if not {"first_loss", "largest_loss"} <= found.keys():
+        return None
+    largest = found["largest_loss"]
+    return largest.value / found["first_loss"].value if largest.params["steps"] == STEPS else math.inf
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} times" if math.isfinite(ratio) else "not finite"
 
 
 TARGET = Target(

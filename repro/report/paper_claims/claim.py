@@ -23,7 +23,8 @@ class Verdict(StrEnum):
 
 
 MEANING: Mapping[Verdict, str] = {
-    Verdict.REPRODUCED: "a full-size fact: counted, predicted or simulated at the size of the paper's model",
+    Verdict.REPRODUCED: "at the size of the paper's model: counted exactly, or predicted or simulated from costs and "
+    "as good as those; none of it measured",
     Verdict.SMALL_SCALE: "the same shape with scaled-down models or emulated stages; never the paper's own number",
     Verdict.NOT_TESTABLE: "needs accelerators, data or settings that are not here, or rows that have not been made",
     Verdict.CONTRADICTED: "our rows come out differently, or the paper's own numbers do not agree with each other",
@@ -40,6 +41,7 @@ class Finding:
         provenance: of our value: one of ``Provenance``, several, or ``NOTHING``.
         why: the rule with its limits, and what of it holds.
         own: contradicted by the paper's own numbers.
+        in_short: the rule in a few words, for the summary.
     """
 
     verdict: Verdict
@@ -47,6 +49,7 @@ class Finding:
     provenance: str
     why: str
     own: bool = False
+    in_short: str = ""
 
 
 class Missing(Exception):
@@ -102,18 +105,18 @@ def not_testable(why: str) -> Finding:
     return Finding(Verdict.NOT_TESTABLE, NOTHING, NOTHING, why)
 
 
-def found(holds: bool, ours: str, provenance: Provenance, why: str) -> Finding:
+def found(holds: bool, ours: str, provenance: Provenance, why: str, *, in_short: str = "") -> Finding:
     """The verdict on a rule that rows of one provenance keep or break.
 
     Only what is simulated (or counted) of full-size models reproduces a claim as it stands.
     """
     kept = Verdict.REPRODUCED if provenance is Provenance.SIMULATED else Verdict.SMALL_SCALE
-    return Finding(kept if holds else Verdict.CONTRADICTED, ours, provenance.value, why)
+    return Finding(kept if holds else Verdict.CONTRADICTED, ours, provenance.value, why, in_short=in_short)
 
 
-def inconsistent(ours: str, why: str, provenance: Provenance = Provenance.PUBLISHED) -> Finding:
+def inconsistent(ours: str, why: str, provenance: Provenance = Provenance.PUBLISHED, *, in_short: str = "") -> Finding:
     """Contradicted by the paper's own numbers; ``provenance`` is that of the value shown as ours."""
-    return Finding(Verdict.CONTRADICTED, ours, provenance.value, why, own=True)
+    return Finding(Verdict.CONTRADICTED, ours, provenance.value, why, own=True, in_short=in_short)
 
 
 def consistent(ours: str, why: str) -> Finding:

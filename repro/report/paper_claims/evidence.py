@@ -44,6 +44,7 @@ class Judged:
             "provenance": finding.provenance,
             "verdict": finding.verdict.value,
             "by_own_numbers": finding.own,
+            "in_short": finding.in_short,
             "why": finding.why,
             "rows": list(self.links),
         }

@@ -169,7 +169,8 @@ def larger_is_better(rows: Rows) -> Finding:
         for earlier, later in pairwise(means)
     )
     why = f"mean over seeds on {means[0].params['data']} rises with the parameters, by more than the spreads of seeds"
-    return found(rises([row.value for row in means]) and clear, ours, Provenance.MEASURED, why)
+    in_short = "scaled-down models, rises by more than the spreads of seeds"
+    return found(rises([row.value for row in means]) and clear, ours, Provenance.MEASURED, why, in_short=in_short)
 
 
 def _paper_model() -> str:

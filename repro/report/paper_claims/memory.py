@@ -190,16 +190,18 @@ def growth(rows: Rows, *, row: Mapping[str, Value]) -> Finding:
     """Counted parameters of two columns against the stated factor."""
     big, small = (_count(rows, str(row["model"]), row[name]) for name in ("configuration", "relative_to"))
     stated, ratio = number(dict(row), "factor"), big.value / small.value
-    ours = f"{ratio:.1f}x"
+    ours, in_short = f"{ratio:.1f}x", f"counted, within {FACTOR_BAND:.0%}"
     if within(ratio, stated, FACTOR_BAND):
-        return found(True, ours, big.provenance, f"counted, within {FACTOR_BAND:.0%}")
+        return found(True, ours, big.provenance, in_short, in_short=in_short)
     table = MODELS[str(row["model"])]
     printed = [number(entry(table, configuration=row[name]), "parameters") for name in ("configuration", "relative_to")]
     own = printed[0] / printed[1]
     if not within(own, stated, FACTOR_BAND):
-        why = f"the parameters that the paper prints are a factor {own:.1f} apart"
-        return inconsistent(ours, why, big.provenance)
-    return found(False, ours, big.provenance, f"counted, more than {FACTOR_BAND:.0%} off")
+        why = f"the parameters that the paper prints are a factor {own:.1f} apart, more than {FACTOR_BAND:.0%} off"
+        sizes = " / ".join(_short_count(value) for value in printed)
+        in_short = f"by the paper's own Table 1, {sizes} = {own:.1f}x (at most {FACTOR_BAND:.0%} off)"
+        return inconsistent(ours, why, big.provenance, in_short=in_short)
+    return found(False, ours, big.provenance, f"counted, more than {FACTOR_BAND:.0%} off", in_short=in_short)
 
 
 def less_activations(rows: Rows) -> Finding:
@@ -315,6 +317,10 @@ def _peak(rows: Rows, like: Row, remat: str) -> float:
         remat=remat,
     )
     return max(row.value for row in peaks)
+
+
+def _short_count(parameters: float) -> str:
+    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
 
 
 def _size(size: Sequence[int]) -> str:

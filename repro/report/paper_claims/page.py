@@ -108,12 +108,10 @@ def by_section(entries: Sequence[Entry], page: str = "") -> str:
 
 
 def headlines(entries: Iterable[Entry]) -> str:
-    """The main claims, one line each."""
+    """The main claims, one line each, with the rule of each verdict in a few words."""
     chosen = [entry for entry in entries if entry["headline"]]
     lines = ["| claim | paper | ours | verdict |", "|---|---|---|---|"]
-    lines += [
-        _row(entry["claim"], entry["paper"], _with_provenance(entry), f"**{entry['verdict']}**") for entry in chosen
-    ]
+    lines += [_row(entry["claim"], entry["paper"], _with_provenance(entry), _with_rule(entry)) for entry in chosen]
     return "\n".join(lines)
 
 
@@ -144,6 +142,10 @@ def _table(entries: Sequence[Entry]) -> str:
 
 def _with_provenance(entry: Entry) -> str:
     return f"{entry['ours']} ({entry['provenance']})" if entry["ours"] != NOTHING else NOTHING
+
+
+def _with_rule(entry: Entry) -> str:
+    return f"**{entry['verdict']}**" + (f": {entry['in_short']}" if entry["in_short"] else "")
 
 
 def _row(*cells: str) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import correlation
 
 
-def rises(values: Sequence[float], slack: float = 0.0) -> bool:
-    """Each value is above the one before; with ``slack``, below it by no more than that share of it."""
-    return len(values) > 1 and all(
-        later > earlier if slack == 0 else later >= earlier * (1 - slack) for earlier, later in pairwise(values)
-    )
+def rises(values: Sequence[float]) -> bool:
+    """Each value is above the one before."""
+    return len(values) > 1 and all(later > earlier for earlier, later in pairwise(values))
 
 
 def falls(values: Sequence[float]) -> bool:
@@ -35,17 +33,6 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     if len(set(one)) == 1 or len(set(other)) == 1:
         return float("nan")
     return correlation(_ranks(one), _ranks(other))
-
-
-def same_order(ours: Mapping[object, float], published: Mapping[object, float]) -> bool:
-    """Every two keys whose published values differ stand in the same order by ours."""
-    keys = [key for key in published if key in ours]
-    return len(keys) > 1 and all(
-        (ours[one] - ours[other]) * (published[one] - published[other]) > 0
-        for position, one in enumerate(keys)
-        for other in keys[position + 1 :]
-        if published[one] != published[other]
-    )
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -122,9 +122,9 @@ def test_larger_is_better(values: tuple[float, ...], verdict: Verdict) -> None:
 SIZES = {"base": 1, "wide": 4, "deep": 4, "large": 16}
 
 
-def models(bleu: dict[str, float]) -> list[Row]:
+def models(bleu: dict[str, float], nearest: float = 0.5) -> list[Row]:
     params: dict[str, Any] = {"part": "model", "trained_on": "multilingual"}
-    made = []
+    made = [row("average_bleu", nearest, part="model", trained_on="nearest")]
     for size, value in bleu.items():
         about = {**params, "size": size, "parameters": SIZES[size]}
         made += [row("average_bleu", value, model=size, **about), row("nll", 9 - value, model=size, **about)]
@@ -152,6 +152,13 @@ def test_bleu_over_size(bleu: dict[str, float], larger: Verdict, fewer: Verdict)
     rows = {"figure3": models(bleu)}
     assert translation.larger_is_better(rows).verdict is larger
     assert translation.diminishing(rows).verdict is fewer
+
+
+def test_bleu_below_a_look_up_of_training_sentences_tells_nothing() -> None:
+    rows = {"figure3": models({"base": 1, "wide": 3, "deep": 4, "large": 3.5}, nearest=8.26)}
+    finding = translation.larger_is_better(rows)
+    assert finding.verdict is translation.diminishing(rows).verdict is NOT
+    assert "nearest training sentence (8.26); held-out loss" in finding.in_short and "does not fall" in finding.in_short
 
 
 @pytest.mark.parametrize(("wide", "verdict"), [((0.5, 0.5, 3.0), SMALL), ((-2.0, 0.5, 3.0), CONTRADICTED)])
@@ -215,11 +222,14 @@ def test_larger_batches(bleu: tuple[float, ...], nll: tuple[float, ...], verdict
     [(50.0, 40, 4.0, SMALL), (3.0, 12, 4.0, SMALL), (3.0, 40, 4.0, CONTRADICTED), (50.0, 40, 9.0, CONTRADICTED)],
 )
 def test_depth(without: float, steps: int, cured: float, verdict: Verdict) -> None:
-    """At the higher of two learning rates; a run that ended early was no longer finite."""
+    """At every learning rate; a run that ended early was no longer finite."""
     rows = []
-    for rate, clip, loss, finite in ((1.5, None, 3.0, 40), (3.0, None, without, steps), (3.0, 10.0, cured, 40)):
+    runs = (
+        (1.5, None, 9.0, 40), (1.5, 10.0, 3.5, 40), (3.0, None, without, steps), (3.0, 10.0, cured, 40)
+    )  # fmt: skip
+    for rate, clip, loss, finite in runs:
         about: dict[str, Any] = {"part": "run", "learning_rate": rate, "scaled": clip is not None, "clip": clip}
         rows += [row("first_loss", 3.5, steps=finite, **about), row("largest_loss", loss, steps=finite, **about)]
     assert translation.unstable({"depth": rows}).verdict is verdict
     with pytest.raises(Missing, match="with both"):
-        translation.unstable({"depth": rows[:4]})
+        translation.unstable({"depth": rows[:2]})

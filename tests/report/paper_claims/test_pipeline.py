@@ -60,16 +60,18 @@ def test_closed_form_of_the_bubble(seen: tuple[float, ...], verdict: Verdict) ->
         pipeline.closed_form({"bubble": rows[:4]})
 
 
-@pytest.mark.parametrize(("values", "verdict"), [((1, 1), SMALL), ((1, 0), CONTRADICTED)])
-def test_bubble_from_4k_on(values: tuple[int, int], verdict: Verdict) -> None:
+@pytest.mark.parametrize(("always", "never", "verdict"), [(0.19, 0.3, SMALL), (0.21, 0.1, CONTRADICTED)])
+def test_bubble_from_4k_on_with_remat_always(always: float, never: float, verdict: Verdict) -> None:
     rows = [
-        row("verdict", value, provenance=EMULATED, k=2, claim="M >= 4K makes the bubble small", where="K", words="w")
-        for value in values
+        row("bubble", value, provenance=EMULATED, k=2, m=m, remat=remat, form="trace")
+        for m, remat, value in ((4, "always", 0.4), (8, "always", 0.1), (16, "always", always), (8, "never", never))
     ]
-    rows.append(row("verdict", 0, provenance=EMULATED, claim="another", where="K", words="w"))
-    assert pipeline.small_from_4k({"bubble": rows}).verdict is verdict
+    finding = pipeline.small_from_4k({"bubble": rows})
+    assert finding.verdict is verdict and finding.ours == f"at most {always:.1%} (K = 2)"
+    assert f"Remat never, where no R fills the ramp: {never:.1%} (K = 2)" in finding.why
+    assert "below 20%, with remat always" in finding.in_short
     with pytest.raises(Missing):
-        pipeline.small_from_4k({"bubble": rows[2:]})
+        pipeline.small_from_4k({"bubble": [rows[0], rows[3]]})
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.95, SMALL), (0.5, CONTRADICTED)])

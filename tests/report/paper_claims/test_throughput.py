@@ -43,18 +43,36 @@ def test_a_cell_lies_inside_what_the_ways_to_recompute_give(printed: float, verd
 
 
 @pytest.mark.parametrize(
-    ("change", "along", "verdict"),
+    ("change", "verdict"),
     [
-        ({}, 0, REPRODUCED),
-        ({(2, 32): 0.9}, 0, CONTRADICTED),
-        ({}, 1, REPRODUCED),
-        ({(8, 32): 1.8}, 1, CONTRADICTED),
-        ({(8, 1): 0.9}, 1, REPRODUCED),  # at M = 1 nothing is asked
+        ({}, REPRODUCED),
+        ({(8, 32): 1.8}, CONTRADICTED),
+        ({(8, 1): 0.9}, REPRODUCED),  # at M = 1 nothing is asked
     ],
 )
-def test_throughput_rises(change: Cells, along: int, verdict: Verdict) -> None:
-    rows = cells({**GOOD, **change})
-    assert ask(partial(throughput.rises_with, MODEL, along), *rows) is verdict
+def test_throughput_rises_with_k(change: Cells, verdict: Verdict) -> None:
+    assert ask(partial(throughput.rises_with_k, MODEL), *cells({**GOOD, **change})) is verdict
+
+
+@pytest.mark.parametrize(
+    ("simulated", "measured", "verdict"),
+    [
+        (1.9, [1.0, 1.5], SMALL),
+        (1.9, [1.0, 0.5], NOT),
+        (1.9, [], NOT),  # by costs linear in rows it cannot but rise
+        (0.9, [1.0, 1.5], CONTRADICTED),
+    ],
+)
+def test_only_measured_throughput_can_rise_with_m(simulated: float, measured: list[float], verdict: Verdict) -> None:
+    scaled = [
+        row("throughput_ratio", value, model="small", k=2, m=m, batch_size=64, remat="never", of=MODEL)
+        for m, value in zip((1, 32), measured, strict=False)
+    ]
+    finding = throughput.rises_with_m(MODEL, {"table2": [*cells({**GOOD, (2, 32): simulated}), *scaled]})
+    assert finding.verdict is verdict
+    if verdict is NOT and measured:
+        assert "measured, scaled down: does not rise (K = 2: 1.00, 0.50)" in finding.ours
+        assert finding.provenance == "simulated, measured" and "2 rows at M = 32" in finding.why
 
 
 @pytest.mark.parametrize(("swapped", "verdict"), [(False, REPRODUCED), (True, CONTRADICTED)])
