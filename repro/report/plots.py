@@ -89,7 +89,7 @@ def draw_step_times(rows: Sequence[Row], path: Path) -> Path:
         spreads = [1000 * (times[name].spread or 0) for name in names]
         axis.barh(names, values, xerr=spreads, color=[colours[name] for name in names], height=0.6, capsize=3)
         for place, (name, value, spread) in enumerate(zip(names, values, spreads, strict=True)):
-            label = f"{value:.0f} ms" + ("" if name == ONE_PROCESS else ", K=2")
+            label = f"{value:.0f} ms" + ("" if name == ONE_PROCESS else f", K={times[name].num_stages}")
             axis.text(value + spread + 0.015 * max(values), place, label, va="center", fontsize=9)
         ideal = next((row for row in rows if row.params.get("way") == "ideal"), None)
         if ideal is not None and ONE_PROCESS in times:

@@ -120,7 +120,7 @@ def _search(model: str, rows: list[Row], others: list[Row]) -> Section:
         own, other, row = shown
         column = columns.get(name)
         fits = row.params["memory"] / _GIB
-        what = f"{name}, M={row.num_micro_batches}, {variant.label}: largest in {fits:g} GiB an accelerator"
+        what = f"{model}, {name}, M={row.num_micro_batches}, {variant.label}: largest in {fits:g} GiB an accelerator"
         lines.append(Line(what, _SIMULATED, own, other, NOTHING if column is None else _paper_size(column)))
     every = [row for row in (rows or others) if row.model == model]
     what = "largest L" if model == TRANSFORMER else "largest published (L, D)"

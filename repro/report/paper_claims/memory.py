@@ -199,7 +199,7 @@ def growth(rows: Rows, *, row: Mapping[str, Value]) -> Finding:
     if not within(own, stated, FACTOR_BAND):
         why = f"the parameters that the paper prints are a factor {own:.1f} apart, more than {FACTOR_BAND:.0%} off"
         sizes = " / ".join(_short_count(value) for value in printed)
-        in_short = f"by the paper's own Table 1, {sizes} = {own:.1f}x (at most {FACTOR_BAND:.0%} off)"
+        in_short = f"the paper's own Table 1 has {sizes} = {own:.1f}x, more than {FACTOR_BAND:.0%} off"
         return inconsistent(ours, why, big.provenance, in_short=in_short)
     return found(False, ours, big.provenance, f"counted, more than {FACTOR_BAND:.0%} off", in_short=in_short)
 

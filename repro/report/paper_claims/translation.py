@@ -127,13 +127,15 @@ def larger_is_better(rows: Rows) -> Finding:
     ours = "; ".join(f"{row.model.split(', width')[0]}: {row.value:.2f}" for row in bleu)
     best, losses = max(row.value for row in bleu), ", ".join(f"{row.value:.3f}" for row in nll)
     falling = _best_at_the_ends([-row.value for row in nll])
-    held_out = f"held-out loss {losses} nat {'falls' if falling else 'does not fall'} with size"
+    falls_or_not = f"held-out loss {'falls' if falling else 'does not fall'} with size"
+    held_out = f"{falls_or_not}: {losses} nat, the two in the middle of equal size"
     if best <= nearest:
         why = (
             f"all are below the nearest training sentence ({nearest:.2f}), so that their order says nothing: one seed, "
             f"a thousandth of the paper's sizes; {held_out}"
         )
-        in_short = f"all below the nearest training sentence ({nearest:.2f}); {held_out}"
+        ends = f"{nll[0].value:.2f} to {nll[-1].value:.2f} nat"
+        in_short = f"all below the nearest training sentence ({nearest:.2f}); {falls_or_not} ({ends})"
         return Finding(Verdict.NOT_TESTABLE, ours, Provenance.MEASURED.value, why, in_short=in_short)
     why = (
         f"average BLEU: the smallest is worst, the largest best (those between have equal size), and above the nearest "
