@@ -87,15 +87,11 @@ def _draw(panel: str, own: Sequence[Row], path: Path) -> None:
             some = sorted(
                 (row for row in own if row.provenance is provenance), key=lambda row: row.params["parameters"]
             )
-            lower.errorbar(
-                [row.params["parameters"] for row in some],
-                [by * row.value for row in some],
-                yerr=[by * (row.spread or 0.0) for row in some],
-                fmt="o",
-                color=colour,
-                capsize=4,
-                label=f"{provenance.value}, scaled down",
-            )
+            sizes, values = [row.params["parameters"] for row in some], [by * row.value for row in some]
+            look: dict[str, Any] = {"fmt": "o", "color": colour, "label": f"{provenance.value}, scaled down"}
+            if any(row.spread is not None for row in some):
+                look |= {"yerr": [by * (row.spread or 0.0) for row in some], "capsize": 4}
+            lower.errorbar(sizes, values, **look)
         for one in own:
             place = (one.params["parameters"], by * one.value)
             lower.annotate(_name(one), place, (6, -4), textcoords="offset points", va="top", fontsize=8)
@@ -108,11 +104,11 @@ def _draw(panel: str, own: Sequence[Row], path: Path) -> None:
             axis.set_title(title)
             axis.margins(x=0.2, y=0.25)
             axis.legend(loc="upper left")
-        sizes: list[float] = []
+        ticks: list[float] = []
         for size in sorted({row.params["parameters"] for row in own}):
-            if not sizes or size > 1.3 * sizes[-1]:  # wide and deep are of nearly the same size
-                sizes.append(size)
-        lower.set_xticks(sizes, [_count(size) for size in sizes])
+            if not ticks or size > 1.3 * ticks[-1]:  # wide and deep are of nearly the same size
+                ticks.append(size)
+        lower.set_xticks(ticks, [_count(size) for size in ticks])
         lower.minorticks_off()
 
 

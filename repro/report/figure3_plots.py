@@ -70,7 +70,8 @@ def _draw_bleu(axis: Any, rows: Sequence[Row], sizes: Sequence[str]) -> None:
         if points:
             ranks, values = zip(*points, strict=True)
             axis.plot(ranks, values, mark, color=color, ms=4, alpha=0.5)
-            axis.plot(ranks, trailing_average(values, WINDOW), dash, color=color, label=name)
+            axis.plot(ranks, trailing_average(values, WINDOW), dash, color=color)
+            axis.plot([], [], mark + dash, color=color, ms=4, label=name)
     alone = [
         (about["rank"], row.value)
         for about in languages
@@ -82,7 +83,7 @@ def _draw_bleu(axis: Any, rows: Sequence[Row], sizes: Sequence[str]) -> None:
     axis.set_ylabel("BLEU")
     axis.set_ylim(bottom=0)
     axis.legend(ncols=4, fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    axis.set_title("BLEU by language (measured); lines: trailing average")
+    axis.set_title(f"BLEU by language (measured; marks), and its trailing average over {WINDOW} (lines)")
 
 
 def _draw_gain(axis: Any, rows: Sequence[Row], sizes: Sequence[str]) -> None:
@@ -101,12 +102,13 @@ def _draw_gain(axis: Any, rows: Sequence[Row], sizes: Sequence[str]) -> None:
             if (row := first(rows, "bleu_gain", part="group", group=group, **value)) is not None
         ]
         if means:
-            axis.plot(*zip(*means, strict=True), "-", color=_COLORS[size], alpha=0.7, label=size)
+            axis.plot(*zip(*means, strict=True), "-", color=_COLORS[size], alpha=0.7)
+            axis.plot([], [], f"{_MARKS[size]}-", color=_COLORS[size], ms=5, label=size)
     axis.axhline(0, color=BLACK, lw=0.8)
     _label_languages(axis, languages)
     axis.set_ylabel("BLEU above the\nbilingual model")
     axis.legend(ncols=4, fontsize=8)
-    axis.set_title("Gain over bilingual models (measured); lines: mean of a group")
+    axis.set_title("Gain over bilingual models (measured): a language (marks), mean of a group (lines)")
 
 
 def _draw_paper(axis: Any, sizes: Sequence[str]) -> None:

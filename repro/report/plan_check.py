@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from matplotlib.lines import Line2D
 
 from repro.experiments.sweeps.rows import Provenance, Row
 
@@ -55,37 +58,43 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
         "planner is there to choose, so what counts is the order: tau is 1 for the same order and 0 for an unrelated "
         "one. Simulated figures leave out what the engine itself takes, and that ranks disturb each other."
     )
-    caption = "Each point is one choice: the step time that the planner simulates, and what was measured."
+    caption = (
+        "Each point is one choice, a panel for each M: the step time that the planner simulates, and the measured one."
+    )
     return [Section("The order of plans", text, [one for one in lines if one is not None], [Figure(PICTURE, caption)])]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Measured against predicted step time."""
+    """Measured against predicted step time, a panel for each M."""
     predicted = _times(rows, Provenance.SIMULATED)
     measured = _times(rows, Provenance.MEASURED)
     if not measured:
         return
-    with figure(folder / PICTURE, 6.5, 5.0, 1.0) as (_, (axis,)):
-        labelled: set[str] = set()
-        for key, row in measured.items():
-            _, schedule, number, remat = key
-            label = f"{schedule}, remat {remat}"
-            x, y = 1000 * predicted[key].value, 1000 * row.value
-            axis.errorbar(
-                x,
-                y,
-                1000 * (row.spread or 0.0),
-                fmt=_MARKS[remat or "never"],
-                color=_COLOURS[schedule or "gpipe"],
-                label=label if label not in labelled else None,
-            )
-            axis.annotate(f"M={number}", (x, y), xytext=(4, 2), textcoords="offset points", fontsize=6)
-            labelled.add(label)
-        most = max(1000 * row.value for row in (*predicted.values(), *measured.values()))
-        axis.plot([0, most], [0, most], color="#BBBBBB", lw=1, zorder=0)
-        axis.set_xlabel("step time, simulated from profiled costs [ms]")
-        axis.set_ylabel("step time, measured [ms]")
-        axis.legend(fontsize=7)
+    numbers = sorted({row.num_micro_batches or 0 for row in measured.values()})
+    choices = list(dict.fromkeys((schedule, remat) for _, schedule, _, remat in measured))
+    with figure(folder / PICTURE, 6.5, 2.6 * len(numbers) + 0.8, *[1.0] * len(numbers)) as (drawn, axes):
+        for axis, number in zip(axes, numbers, strict=True):
+            shown = {key: row for key, row in measured.items() if row.num_micro_batches == number}
+            for key, row in shown.items():
+                x, y, spread = (1000 * value for value in (predicted[key].value, row.value, row.spread or 0.0))
+                axis.errorbar(x, y, spread, **_look(row.schedule, row.remat))
+            times = [1000 * value for key, row in shown.items() for value in (predicted[key].value, row.value)]
+            axis.axline((min(times), min(times)), slope=1, color="#BBBBBB", lw=1, zorder=0)
+            axis.margins(x=0.15)
+            axis.set_title(f"M = {number} (line: measured as simulated)")
+            axis.set_ylabel("measured [ms]")
+        axes[-1].set_xlabel("step time, simulated from profiled costs [ms]")
+        handles = [
+            Line2D([], [], linestyle="", marker=look["fmt"], color=look["color"], label=f"{schedule}, remat {remat}")
+            for schedule, remat in choices
+            for look in (_look(schedule, remat),)
+        ]
+        drawn.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8)
+
+
+def _look(schedule: str | None, remat: str | None) -> dict[str, Any]:
+    """Of a choice: the colour is the schedule, the mark the re-materialization."""
+    return {"fmt": _MARKS[remat or "never"], "color": _COLOURS[schedule or "gpipe"]}
 
 
 def _times(rows: Sequence[Row], provenance: Provenance) -> dict[Key, Row]:

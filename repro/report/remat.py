@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
 from repro.datasets.paper import published
 from repro.experiments.sweeps.rows import Provenance, Row
 from repro.schedules import Remat
 
 from .lines import NOTHING, Figure, Line, Section
 from .loading import Results
-from .style import BLUE, GREEN, ORANGE, figure
+from .style import BLACK, BLUE, GREEN, ORANGE, figure
 
 PICTURE = "remat.png"
 PICTURES = (PICTURE,)
@@ -33,7 +36,7 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     models = list(dict.fromkeys(row.model for row in rows if row.metric == "time_ratio"))
     if not models:
         return
-    with figure(folder / PICTURE, 7.5, 5.2 * len(models), *[1.0, 0.8] * len(models)) as (_, axes):
+    with figure(folder / PICTURE, 7.5, 5.2 * len(models) + 0.5, *[1.0, 0.8] * len(models)) as (drawn, axes):
         for number, model in enumerate(models):
             times, sizes = axes[2 * number : 2 * number + 2]
             cells = list(dict.fromkeys((row.num_stages, row.num_micro_batches) for row in rows if row.model == model))
@@ -44,20 +47,28 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
                     measured = _find(rows, key, "time_ratio", Provenance.MEASURED)
                     expected = _find(rows, key, "time_ratio", Provenance.SIMULATED)
                     size = _find(rows, key, "memory_ratio", Provenance.MEASURED)
-                    named = {"label": f"remat {mode}, measured"} if place == 0 else {}
                     if measured is not None:
                         x, spread = place + shift, measured.spread or 0.0
-                        times.errorbar([x], [measured.value], [spread], fmt="o", color=color, **named)
+                        times.errorbar([x], [measured.value], [spread], fmt="o", color=color)
                     if expected is not None:
-                        also = {"label": f"remat {mode}, simulated"} if place == 0 else {}
-                        times.plot([place + shift], [expected.value], "_", ms=14, color=color, **also)
+                        times.plot([place + shift], [expected.value], "_", ms=14, color=color)
                     if size is not None:
-                        sizes.bar([place + shift], [size.value], 0.16, color=color, **named)
+                        sizes.bar([place + shift], [size.value], 0.16, color=color)
             for axis, what in ((times, "step time"), (sizes, "activation memory")):
                 axis.set_xticks(range(len(cells)), [f"K={stages}, M={micro}" for stages, micro in cells])
-                axis.set_ylabel(f"{what} / that of never")
-                axis.legend(ncols=3, fontsize=7)
+                axis.set_ylabel(f"{what} /\nthat of never")
             times.set_title(model)
+        drawn.legend(handles=_handles(), loc="outside upper center", ncols=3)
+
+
+def _handles() -> list[Any]:
+    """Colours are modes; what was simulated is a dash."""
+    modes = [Patch(color=_COLORS[remat.value], label=f"remat {remat.value}") for remat in Remat]
+    marks = [
+        Line2D([], [], color=BLACK, linestyle="", marker=marker, ms=size, label=f"step time, {how}")
+        for how, marker, size in ((Provenance.MEASURED, "o", 6), (Provenance.SIMULATED, "_", 14))
+    ]
+    return [*modes, *marks]
 
 
 def _costs(rows: list[Row], others: list[Row]) -> Section:

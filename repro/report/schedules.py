@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.patches import Patch
 
 from repro.experiments.schedules.schedules import IDEAL, REPLAY
 from repro.experiments.sweeps.rows import Provenance, Row
 
 from .lines import NOTHING, Figure, Grid, Line, Section, line, show
 from .loading import Results
-from .style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, figure
+from .style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, figure
 
 PICTURES = ("schedules.png",)
 _COLOURS = (BLUE, VERMILION, ORANGE, GREEN, PURPLE, SKY)
-_MARKERS = "osD^vP"
 Cell = tuple[int | None, int | None, str | None, str | None, int]
 """K, M, remat, schedule, V."""
 
@@ -66,7 +67,7 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
         times.append(Grid(title, ["schedule", *heads], slow))
         memory.append(Grid(title, ["schedule", *both], big))
     shown = [one for one in lines if one is not None]
-    pictures = [Figure("schedules.png", "Bubble against live activations: points are emulated, circles simulated.")]
+    pictures = [Figure("schedules.png", "Bubble and live activations: bars are emulated, circles simulated.")]
     return [
         Section("Step times of the schedules", _TEXT, shown, grids=times),
         Section("The bubble, and what it costs in memory", _MEMORY, [], pictures, memory),
@@ -74,52 +75,46 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """``schedules.png``: a panel for each K and remat."""
+    """``schedules.png``: for each K and remat the bubble of every schedule and M, and below it the live activations."""
     panels = _panels(rows)
     if not panels:
         return
-    names = list(dict.fromkeys(row.schedule for row in rows))
-    looks = dict(zip(names, zip(_COLOURS, _MARKERS, strict=True), strict=False))
-    with figure(folder / "schedules.png", 7.2, 3.3 * len(panels) + 0.6, *[1.0] * len(panels)) as (drawn, axes):
-        for axis, (stages, remat) in zip(axes, panels, strict=True):
+    colours = dict(zip(dict.fromkeys(row.schedule for row in rows), _COLOURS, strict=False))
+    shapes = [1.0, 0.7] * len(panels)
+    with figure(folder / "schedules.png", 8.4, 4.2 * len(panels) + 0.7, *shapes) as (drawn, axes):
+        for number, (stages, remat) in enumerate(panels):
             own = [row for row in rows if (row.num_stages, row.remat) == (stages, remat)]
-            _draw_panel(axis, own, looks, label=axis is axes[0])
-            axis.set_title(f"K = {stages}, remat {remat} (points: emulated; circles: simulated; numbers: M)")
-        drawn.legend(loc="outside upper center", ncols=3)
+            bubbles, peaks = axes[2 * number : 2 * number + 2]
+            _draw_bars(bubbles, own, "bubble", 100.0, colours)
+            _draw_bars(peaks, own, "peak_live_ranks", 1.0, colours)
+            bubbles.set_title(f"K = {stages}, remat {remat} (bars: emulated; circles: simulated)")
+            bubbles.set_ylabel("bubble (%)")
+            peaks.set_ylabel("live activations\n(micro-batches)")
+            peaks.set_xlabel("M")
+        handles: list[Any] = [Patch(color=colour, label=_full_name(rows, name)) for name, colour in colours.items()]
+        drawn.legend(handles=handles, loc="outside upper center", ncols=3)
 
 
-def _draw_panel(axis: Any, rows: Sequence[Row], looks: dict[str | None, tuple[str, str]], *, label: bool) -> None:
-    ticks = set()
-    for name, (colour, marker) in looks.items():
-        for how in (Provenance.SIMULATED, Provenance.EMULATED):
-            own = [row for row in rows if (row.schedule, row.provenance) == (name, how)]
-            numbers = sorted({row.num_micro_batches or 0 for row in own})
-            bubbles, peaks = (
-                [
-                    next(row.value for row in own if (row.metric, row.num_micro_batches) == (metric, number))
-                    for number in numbers
-                ]
-                for metric in ("bubble", "peak_live_ranks")
-            )
-            if not numbers:
-                continue
-            heights = [100 * value for value in bubbles]
-            ticks |= set(peaks)
-            if how is Provenance.SIMULATED:
-                axis.plot(peaks, heights, "o", color=colour, markersize=11, fillstyle="none", linewidth=1.0)
-                continue
-            virtual = int(own[0].params["num_virtual_stages"])
-            words = f"{name} (V = {virtual})" if virtual > 1 else name
-            style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.0, "alpha": 0.9}
-            axis.plot(peaks, heights, **style, label=words if label else None)
-            for place in zip(peaks, heights, numbers, strict=True):
-                axis.annotate(str(place[2]), place[:2], textcoords="offset points", xytext=(7, 3), fontsize=7)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
-    axis.minorticks_off()
-    axis.set_xlabel("live activations (micro-batches of a rank)")
-    axis.set_ylabel("bubble (%)")
-    axis.set_ylim(bottom=0)
+def _draw_bars(axis: Any, rows: Sequence[Row], metric: str, unit: float, colours: Mapping[str | None, str]) -> None:
+    """A group of bars for each schedule, one bar for each M."""
+    place, ticks = 0.0, []
+    for name, colour in colours.items():
+        own = [row for row in rows if (row.schedule, row.metric) == (name, metric)]
+        for micro_batches in sorted({row.num_micro_batches or 0 for row in own}):
+            values = {row.provenance: unit * row.value for row in own if row.num_micro_batches == micro_batches}
+            axis.bar(place, values.get(Provenance.EMULATED, 0.0), 0.8, color=colour)
+            if Provenance.SIMULATED in values:
+                axis.plot(place, values[Provenance.SIMULATED], "o", color=BLACK, fillstyle="none", markersize=5)
+            ticks.append((place, str(micro_batches)))
+            place += 1.0
+        place += 0.7
+    axis.set_xticks([where for where, _ in ticks], [text for _, text in ticks], fontsize=8)
+    axis.grid(axis="x", visible=False)
+
+
+def _full_name(rows: Sequence[Row], schedule: str | None) -> str:
+    virtual = max(int(row.params["num_virtual_stages"]) for row in rows if row.schedule == schedule)
+    return f"{schedule} (V = {virtual})" if virtual > 1 else str(schedule)
 
 
 def _panels(rows: Sequence[Row]) -> list[tuple[int | None, str | None]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from repro.datasets.paper import published
 from repro.experiments.memory.table1 import AMOEBANET, TRANSFORMER, Variant
@@ -86,7 +86,7 @@ def _memory(model: str, rows: list[Row], others: list[Row]) -> Section:
                     rows,
                     others,
                     partial(_is, model=model, metric=metric, configuration=name, variant=variant),
-                    _with_spare if metric == "largest_accelerator" else _gib,
+                    _with_spare if metric == "largest_accelerator" else _gib_and_gb,
                 )
                 if shown is None:
                     continue
@@ -319,6 +319,11 @@ def _gib(row: Row) -> str:
     return f"{row.value / _GIB:.2f} GiB"
 
 
+def _gib_and_gb(row: Row) -> str:
+    """In the paper's unit as well, which it does not define: the Transformer's figures fit GiB."""
+    return f"{_gib(row)} = {row.value / 1e9:.2f} GB"
+
+
 def _with_spare(row: Row) -> str:
     spare = (row.params["memory"] - row.value) / _GIB
     return f"{_gib(row)} ({abs(spare):.2f} {'free' if spare >= 0 else 'too much'})"
@@ -362,8 +367,7 @@ def _draw_search(rows: Sequence[Row], path: Path) -> None:
             column = columns.get(f"pipeline-{count}")
             if column is not None:
                 axis.axhline(float(column["num_layers"] or 0), color=BLACK, ls="--", lw=1, label="paper (published)")
-            axis.set_xscale("log", base=2)
-            axis.xaxis.set_major_formatter(ScalarFormatter())
+            _whole_ticks(axis, {row.num_micro_batches or 0 for row in mine})
             axis.set_title(f"Transformer-L, K={count}, remat always, {mine[0].params['memory'] / _GIB:g} GiB")
             axis.set_xlabel("M at the paper's mini-batch")
             axis.set_ylabel("largest L (simulated)")
@@ -373,7 +377,7 @@ def _draw_search(rows: Sequence[Row], path: Path) -> None:
 def _draw_measured(rows: Sequence[Row], path: Path) -> None:
     known = [row for row in rows if row.metric == "activation_peak"]
     models = list(dict.fromkeys(row.model for row in known))
-    with figure(path, 7.5, 3.4 * len(models), *[1.0] * len(models)) as (_, axes):
+    with figure(path, 7.5, 3.4 * len(models) + 0.5, *[1.0] * len(models)) as (drawn, axes):
         for axis, model in zip(axes, models, strict=True):
             mine = [row for row in known if row.model == model]
             for color, stages in zip(_COLORS, sorted({row.num_stages or 0 for row in mine}), strict=False):
@@ -392,12 +396,19 @@ def _draw_measured(rows: Sequence[Row], path: Path) -> None:
                             color=color,
                             label=f"K={stages}, remat {remat}" if measured else None,
                         )
-            axis.set_xscale("log", base=2)
+            _whole_ticks(axis, {row.num_micro_batches or 0 for row in mine})
             axis.set_yscale("log")
-            for which in (axis.xaxis, axis.yaxis):
-                which.set_major_formatter(ScalarFormatter())
-                which.set_minor_formatter(ScalarFormatter())
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
             axis.set_title(model)
             axis.set_xlabel("M at a fixed mini-batch")
             axis.set_ylabel("MiB on the fullest rank")
-            axis.legend(ncols=2, fontsize=7)
+        drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+
+
+def _whole_ticks(axis: Any, numbers: Iterable[int]) -> None:
+    """A logarithmic axis of M with a tick at each that there is."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sorted(numbers), [str(number) for number in sorted(numbers)])
+    axis.minorticks_off()

@@ -37,21 +37,24 @@ def headline(results: Results, reference: Results | None) -> list[Line]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """BLEU and held-out NLL by the size of the batch, beside the paper's; the curves of training."""
+    """BLEU and held-out NLL by the size of the batch, the paper's in panels of their own; the curves of training."""
     if not _runs(rows, STEPS):
         return
-    with figure(folder / PICTURE, 7.2, 10.5, 1, 1, 1.1) as (_, (bleu, nll, training)):
-        for axis, metric in ((bleu, "bleu"), (nll, "nll")):
-            _draw_metric(axis, rows, metric)
+    with figure(folder / PICTURE, 7.2, 13.5, 1, 0.8, 1, 0.8, 1.1) as (drawn, axes):
+        *panels, training = axes
+        for metric, (measured, paper) in zip(_METRICS, (panels[:2], panels[2:]), strict=True):
+            _draw_metric(measured, rows, metric)
+            _draw_paper(paper, metric)
         for row in _runs(rows, STEPS):
             curve = [one for one in rows if one.metric == "training_loss" and _same_run(one, row)]
             points = sorted((one.params["step"], one.value) for one in curve)
             if points:
                 training.plot(*zip(*points, strict=True), "-", label=f"batches of {row.batch_size}")
         training.set_xlabel("step")
-        training.set_ylabel("training loss, smoothed (nat)")
+        training.set_ylabel("training loss,\nsmoothed (nat)")
         training.legend()
         training.set_title("Training at equal steps (measured)")
+        drawn.legend(handles=panels[0].get_lines(), loc="outside upper center", ncols=2)
 
 
 def _comparison(rows: Sequence[Row], others: Sequence[Row], held: str) -> Section:
@@ -72,7 +75,9 @@ def _comparison(rows: Sequence[Row], others: Sequence[Row], held: str) -> Sectio
             "than a few times, where here the largest batch goes over a small one again and again. The paper's NLL is "
             "of its validation part and its vocabulary, so only the direction compares. One seed."
         )
-        caption = "BLEU and NLL by the size of the batch: measured (full lines) and published (dashed, own axes)."
+        caption = (
+            "BLEU and NLL by the size of the batch: measured (full lines), and in panels of its own published (dashed)."
+        )
         return Section("Equal steps", text, _lines(rows, others, held), [Figure(PICTURE, caption)] if rows else ())
     text = (
         "The same number of sentence pairs, so a larger batch makes fewer steps, with the learning rate as before. The "
@@ -111,7 +116,7 @@ def _baselines(rows: Sequence[Row], others: Sequence[Row]) -> Section:
 
 
 def _draw_metric(axis: Any, rows: Sequence[Row], metric: str) -> None:
-    name, column, _ = _METRICS[metric]
+    name = _METRICS[metric][0]
     for held, words in _HELD_FIXED.items():
         points = [
             (row.batch_size, found.value)
@@ -124,20 +129,22 @@ def _draw_metric(axis: Any, rows: Sequence[Row], metric: str) -> None:
     axis.set_xscale("log", base=4)
     axis.set_xticks(sizes, [f"{size} pairs" for size in sizes])
     axis.minorticks_off()
-    axis.set_ylabel(name)
+    axis.set_ylabel(name.replace(" (", "\n("))
+    axis.set_title(f"{name.split(' (')[0]} by batch, scaled down (measured)")
+
+
+def _draw_paper(axis: Any, metric: str) -> None:
     table = published("table5")
-    if len(table) == len(sizes):
-        beside = axis.twinx()
-        beside.grid(visible=False)
-        beside.spines["right"].set_visible(True)
-        values = [row[column] for row in table]
-        beside.plot(sizes, values, "s--", color=GREY, label="Transformer Big (published, right axis)")
-        beside.set_ylabel(f"paper: {'BLEU' if metric == 'bleu' else 'validation NLL'}", color=GREY)
-        beside.set_xticks(sizes, [f"{size} pairs" for size in sizes])
-        handles = [*axis.get_legend_handles_labels()[0], *beside.get_legend_handles_labels()[0]]
-        axis.legend(handles=handles, fontsize=8)
-        tokens = ", ".join(_tokens(row["tokens_per_batch"]) for row in table)
-        axis.set_title(f"{name.split(' (')[0]} by batch; the paper's batches have {tokens} tokens")
+    axis.plot(
+        [_tokens(row["tokens_per_batch"]) for row in table],
+        [row[_METRICS[metric][1]] for row in table],
+        "s--",
+        color=GREY,
+    )
+    axis.margins(x=0.045)
+    axis.set_xlabel("tokens a batch")
+    axis.set_ylabel("BLEU" if metric == "bleu" else "validation NLL")
+    axis.set_title("The paper's Transformer Big (published, an axis of its own)")
 
 
 def _runs(rows: Sequence[Row], held: str) -> list[Row]:
