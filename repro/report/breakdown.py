@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from matplotlib.patches import Patch
@@ -56,10 +57,13 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
             uneven = [find_row(rows, partial(_between_stages, run=run)) for run in runs]
             table.append(["of that, between stages", NOTHING, *(_percent(row) for row in uneven)])
         table.append([part, f"{paper[part]}%" if part in paper else NOTHING, *(_percent(row) for row in mine)])
+    letters = dict(zip(runs, ascii_uppercase, strict=False))
     grid = Grid(
         "Shares of ranks x step time",
-        ["part", "paper (published)", *(f"{run[0]}, K = {run[1]}, M = {run[2]} ({run[4]})" for run in runs)],
+        ["part", "paper", *(f"{letter}, {run[4]}" for run, letter in letters.items())],
         table,
+        "Paper: published. "
+        + "; ".join(f"{letter}: {run[0]}, K = {run[1]}, M = {run[2]}" for run, letter in letters.items()),
     )
     lines: list[Line | None] = []
     for run in runs:

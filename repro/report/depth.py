@@ -10,7 +10,7 @@ from repro.datasets.paper import published
 from repro.experiments.accuracy.depth import CLIP, SPECIAL, VOCABULARY
 from repro.experiments.sweeps.rows import Provenance, Row
 
-from .lines import NOTHING, Figure, Grid, Line, Section
+from .lines import NOTHING, Figure, Grid, Line, Section, of_model
 from .loading import Results
 from .style import BLUE, GREEN, ORANGE, VERMILION, figure
 
@@ -26,11 +26,11 @@ _CURES = {
 }
 _COLUMNS = {
     "first_loss": ("first loss", "{:.2f}"),
-    "largest_loss": ("largest loss", "{:.2f}"),
-    "last_loss": ("last loss", "{:.2f}"),
+    "largest_loss": ("largest", "{:.2f}"),
+    "last_loss": ("last", "{:.2f}"),
     "largest_logit": ("largest logit", "{:.1f}"),
-    "last_entropy": ("last entropy", "{:.2f}"),
-    "steps": ("finite steps", "{:.0f}"),
+    "last_entropy": ("entropy", "{:.2f}"),
+    "steps": ("steps", "{:.0f}"),
 }
 
 
@@ -47,7 +47,8 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
         f"nor the scale is published. Here {known.model} ({known.params['layers']} layers in all) learns to count for "
         "a few dozen steps at learning rates that are far too high on purpose, which brings the same signs within "
         f"seconds; logits are clipped at {CLIP:g}, all runs have the same seed and data. Losses and entropies in nat "
-        f"per token; the entropy of a prediction that is certain is 0, the loss of a uniform guess {_guess():.2f}. "
+        "per token; the entropy of a prediction, at the last step, is 0 where it is certain, the loss of a uniform "
+        f"guess {_guess():.2f}; steps are those that stayed finite. "
         "**What this shows:** what each cure does to logits, predictions and loss once training has become unstable. "
         "A clip bounds the loss by construction, so look where it ends, and at what scaled initialisation does alone. "
         "**What it does not show:** that usual rates need a cure within so few steps, nor that the model still learns: "
@@ -55,9 +56,9 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
         "seed, one depth, one width."
     )
     grids = [
-        Grid(f"{whose} (measured)", ["learning rate, cures", *(head for head, _ in _COLUMNS.values())], cells)
+        Grid(f"{whose} (measured)", ["rate, cures", *(head for head, _ in _COLUMNS.values())], cells)
         for whose, some in (("Yours", rows), ("Reference", others))
-        if (cells := [[_name(key), *_cells(some, key)] for key in _keys(some)])
+        if (cells := [[f"{key[0]:g}, {_cures(key)}", *_cells(some, key)] for key in _keys(some)])
     ]
     caption = "Loss and largest logit by step, the largest of two steps each, with and without each cure (measured)."
     figures = [Figure(PICTURE, caption)] if rows else ()
@@ -67,7 +68,7 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 
 def headline(results: Results, reference: Results | None) -> list[Line]:
     """Every run."""
-    return _lines(list(results.rows), [])
+    return of_model(results.rows[0].model, _lines(list(results.rows), [])) if results.rows else []
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -136,5 +137,8 @@ def _is(row: Row, key: Key, metric: str) -> bool:
 
 
 def _name(key: Key) -> str:
-    rate, *cures = key
-    return f"learning rate {rate:g}, {_CURES[(cures[0], cures[1])][0]}"
+    return f"learning rate {key[0]:g}, {_cures(key)}"
+
+
+def _cures(key: Key) -> str:
+    return _CURES[key[1:]][0]

@@ -11,7 +11,7 @@ from repro.experiments.sweeps.rows import Row
 
 from .figure3_finding import first, languages_by_rank, last_loss, of_size
 from .figure3_plots import PAPER_COLUMNS, PICTURE, WINDOW, draw
-from .lines import NOTHING, Figure, Grid, Line, Section, find_row
+from .lines import NOTHING, Figure, Grid, Line, Section, find_row, of_model
 from .loading import Results
 
 __all__ = ["PICTURE", "PICTURES", "draw", "headline", "sections"]
@@ -54,7 +54,10 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 def headline(results: Results, reference: Results | None) -> list[Line]:
     """The gain of the largest model by group."""
     rows = list(results.rows)
-    return [line for line in _gain_lines(rows, []) if line.what.startswith("large")]
+    known = of_size(rows, "large", "nll")
+    name = "the largest model" if known is None else known.model
+    lines = [line for line in _gain_lines(rows, []) if line.what.startswith("large")]
+    return of_model(f"{name}: BLEU above bilingual models", lines)
 
 
 def _sizes(rows: Sequence[Row], others: Sequence[Row]) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repro.experiments.sweeps.rows import Row
 
@@ -61,11 +61,13 @@ class Grid:
         title: what it shows.
         columns: heads; the first column says what a row is about.
         rows: as many texts each.
+        note: below the table, such as what short heads stand for.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,29 @@ def find_row(rows: Sequence[Row], select: Select) -> Row | None:
     return next((row for row in rows if select(row)), None)
 
 
-def line(what: str, rows: Sequence[Row], reference: Sequence[Row], select: Select, paper: str = NOTHING) -> Line | None:
-    """The line of one figure, None where neither side has it."""
+def line(
+    what: str,
+    rows: Sequence[Row],
+    reference: Sequence[Row],
+    select: Select,
+    paper: str = NOTHING,
+    digits: int = 3,
+) -> Line | None:
+    """The line of one figure, None where neither side has it; ``digits`` after the point are those of a ratio."""
     own, other = find_row(rows, select), find_row(reference, select)
     known = own or other
     if known is None:
         return None
-    return Line(what, known.provenance.value, show(own), show(other), paper)
+    return Line(what, known.provenance.value, show(own, digits), show(other, digits), paper)
 
 
-def show(row: Row | None) -> str:
-    """A value with its unit and spread, as precise as makes sense."""
+def of_model(model: str, lines: Sequence[Line]) -> list[Line]:
+    """The lines with the name of their model, which stands above them in a report and not in a summary."""
+    return [replace(one, what=f"{model}, {one.what}") for one in lines]
+
+
+def show(row: Row | None, digits: int = 3) -> str:
+    """A value with its unit and spread, as precise as makes sense; ``digits`` after the point are those of a ratio."""
     if row is None:
         return NOTHING
     value, spread = row.value, row.spread
@@ -111,7 +125,7 @@ def show(row: Row | None) -> str:
     if row.unit == "steps":
         return f"{value:.0f}"
     if row.metric in ("step_time_ratio", "speed_up"):
-        return f"{value:.3f}" + ("" if spread is None else f" ± {spread:.3f}") + "×"
+        return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}") + "×"
     if row.unit == "BLEU":
         return f"{value:.1f}"
     return f"{value:.3f}"

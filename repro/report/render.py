@@ -36,7 +36,7 @@ def markdown(results: Results, reference: Results | None, sections: Sequence[Sec
         if section.text:
             blocks.append(section.text)
         for one in section.grids:
-            blocks += [f"**{one.title}**", grid(one)]
+            blocks += [f"**{one.title}**", grid(one), *([one.note] if one.note else [])]
         if section.lines:
             blocks.append(table(section.lines))
         blocks += [f"![{figure.caption}]({figure.name})\n\n*{figure.caption}*" for figure in section.figures]
@@ -92,7 +92,10 @@ def as_data(results: Results, sections: Sequence[Section]) -> dict[str, Any]:
             {
                 "title": section.title,
                 "lines": [one.as_dict() for one in section.lines],
-                "tables": [{"title": one.title, "columns": one.columns, "rows": one.rows} for one in section.grids],
+                "tables": [
+                    {"title": one.title, "columns": one.columns, "rows": one.rows, "note": one.note}
+                    for one in section.grids
+                ],
             }
             for section in sections
         ],
@@ -106,6 +109,8 @@ def _show_grid(console: Console, one: Grid) -> None:
     for row in one.rows:
         made.add_row(*row)
     console.print(made)
+    if one.note:
+        console.print(one.note)
     console.print()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from repro.datasets.paper import published
 from repro.experiments.sweeps.rows import Provenance, Row
 
-from .lines import NOTHING, Figure, Grid, Line, Section, find_row
+from .lines import NOTHING, Figure, Grid, Line, Section, find_row, of_model
 from .loading import Results
 from .table4_plots import draw_micro_batches, draw_sizes, draw_transfer
 
@@ -73,7 +73,9 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 def headline(results: Results, reference: Results | None) -> list[Line]:
     """The sizes, and the gain of fine-tuning."""
     size, *_, transfer = sections(results, reference)
-    return [*size.lines, *(line for line in transfer.lines if "fine-tuned" in line.what)]
+    tuned = find_row(results.rows, lambda row: _is(row, "fine_tuning", "mean_accuracy"))
+    name = "fine-tuning" if tuned is None else tuned.model
+    return [*size.lines, *of_model(name, [line for line in transfer.lines if "fine-tuned" in line.what])]
 
 
 def _sizes(rows: Sequence[Row], others: Sequence[Row]) -> Section:

@@ -11,7 +11,7 @@ from repro.experiments.accuracy.figure3_rows import BASELINE_MODELS
 from repro.experiments.accuracy.table5_plans import SAMPLES, STEPS
 from repro.experiments.sweeps.rows import Row
 
-from .lines import NOTHING, Figure, Line, Section, find_row
+from .lines import NOTHING, Figure, Line, Section, find_row, of_model
 from .loading import Results
 from .style import BLUE, GREY, ORANGE, figure
 
@@ -33,7 +33,8 @@ def sections(results: Results, reference: Results | None) -> list[Section]:
 
 def headline(results: Results, reference: Results | None) -> list[Line]:
     """The comparison at equal steps."""
-    return _lines(list(results.rows), [], STEPS)
+    rows = list(results.rows)
+    return [one for known in _runs(rows, STEPS)[:1] for one in of_model(known.model, _lines(rows, [], STEPS))]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:

@@ -13,11 +13,16 @@ from repro.schedules import Remat, bubble
 
 def explanation(name: str, model: str, rows: Sequence[Row]) -> list[str]:
     """Paragraphs, as many as the rows give figures for."""
-    makers = (_bubble, _imbalance, _micro_batches, _link, _above)
-    return [text for make in makers for text in make(name, model, rows)]
+    return [
+        *_bubble(model, rows),
+        *_imbalance(name, model, rows),
+        *_micro_batches(name, model, rows),
+        *_link(model, rows),
+        *_above(name, model, rows),
+    ]
 
 
-def _bubble(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
+def _bubble(model: str, rows: Sequence[Row]) -> Iterator[str]:
     cells = _ratios(model, rows, Provenance.SIMULATED, RATIO, Remat.NEVER)
     if not cells:
         return
@@ -114,7 +119,7 @@ def _micro_batches(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
     yield text
 
 
-def _link(name: str, model: str, rows: Sequence[Row]) -> Iterator[str]:
+def _link(model: str, rows: Sequence[Row]) -> Iterator[str]:
     shares = _ratios(model, rows, Provenance.SIMULATED, LINK, Remat.NEVER)
     worst = max(shares, key=lambda cell: shares[cell], default=None)
     if worst is not None and shares[worst] >= 0.005:

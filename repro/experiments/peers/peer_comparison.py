@@ -141,6 +141,11 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
     return made, checks
 
 
+def is_judged(scale: str) -> bool:
+    """Whether limits on times are checked at this scale."""
+    return _SCALES[scale].judged
+
+
 def add_options(parser: ArgumentParser) -> None:
     """``--boundary-kib``."""
     parser.add_argument(
@@ -277,8 +282,8 @@ def _real_checks(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> 
         if way in seconds:
             value, spread = median_and_spread(paired_ratios(seconds[ENGINE], seconds[way]))
             text = (
-                f"real layers, K={NUM_STAGES}, M={workload.num_micro_batches}: the step takes {value:.3f} ± "
-                f"{spread:.3f} of that of {way}, at most {limit:.2f}"
+                f"real layers, K={NUM_STAGES}, M={workload.num_micro_batches}: the step takes {value:.4f} ± "
+                f"{spread:.4f} of that of {way}, at most {limit:.2f}"
             )
             checks.append(Check(text, value <= limit))
     return checks
@@ -289,16 +294,16 @@ def _emulated_checks(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) 
     checks = []
     if plan.boundary_bytes == SMALL_BOUNDARY:
         value, loop = (statistics.median(seconds[way]) / plan.ideal for way in (ENGINE, BARE_LOOP))
-        text = f"{name}: the step takes {value:.3f} of {IDEAL} (a bare loop {loop:.3f}), at most {IDEAL_LIMIT:.2f}"
+        text = f"{name}: the step takes {value:.4f} of {IDEAL} (a bare loop {loop:.4f}), at most {IDEAL_LIMIT:.2f}"
         checks.append(Check(text, value <= IDEAL_LIMIT))
         value, spread = median_and_spread(paired_ratios(seconds[ENGINE], seconds[BARE_LOOP]))
         limit = 1 + max(LOOP_LIMIT, spread)
-        text = f"{name}: the step takes {value:.3f} ± {spread:.3f} of that of a bare loop, at most {limit:.3f}"
+        text = f"{name}: the step takes {value:.4f} ± {spread:.4f} of that of a bare loop, at most {limit:.4f}"
         checks.append(Check(text, value <= limit))
     for way, own in SAME_SCHEDULE.items():
         if way in seconds:
             value, spread = median_and_spread(paired_ratios(seconds[own], seconds[way]))
-            text = f"{name}: the step of {own} takes {value:.3f} ± {spread:.3f} of that of {way}, below 1"
+            text = f"{name}: the step of {own} takes {value:.4f} ± {spread:.4f} of that of {way}, below 1"
             checks.append(Check(text, value < 1))
     return checks
 
