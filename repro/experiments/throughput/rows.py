@@ -170,9 +170,9 @@ def _agreement(request: Request, row: TableRow, emulated: Sequence[Row]) -> list
     where = f"K = {worst.num_stages}, M = {worst.num_micro_batches}, remat {worst.remat}"
     if limit is None:
         text = (
-            f"{name}: in all {number} cells the emulated step takes at least as long as its waits. Whether it agrees "
-            f"with the simulated one is not checked at this scale, where the engine outweighs such short waits (up to "
-            f"{worst.value:.0f} times as long, {where})"
+            f"{name}: in all {number} cells the emulated step is no shorter than the simulated one, whose times it "
+            "waits for. That is no agreement, which is not checked at this scale: the engine outweighs such short "
+            f"waits (up to {worst.value:.1f} times as long, {where})"
         )
         return [Check(text, all(one.value >= 1 - _ROUNDING for one in ratios))]
     extent = f"in all {number} cells (largest difference {worst.value - 1:+.1%}, {where})"

@@ -128,6 +128,8 @@ def test_the_readme_opens_with_the_summary_of_the_committed_claims() -> None:
     assert with_claims(text, loading.REFERENCE, readme) == text, STALE
     block = text.split(CLAIMS_BEGIN)[1].split(CLAIMS_END)[0]
     assert all(verdict.value in block for verdict in Verdict)
+    committed = [entry for path in loading.REFERENCE.glob(f"*/{page.DATA}") for entry in page.read(path.parent)]
+    assert all(entry["in_short"] in block and entry["in_short"] for entry in committed if entry["headline"])
     assert text.index(CLAIMS_BEGIN) < text.index("```")
 
 
