@@ -16,8 +16,8 @@ nothing better to do. What both parts compute together is what one backward comp
 
 Step 3 is only taken where the node's edges are independent of each other (matrix products, convolutions, sums and
 products). A node that makes all its gradients in one piece (normalisations, functions of the user's, ...) runs once, in
-I, with the P nodes that depend on it. Hooks run once, with the gradients that a whole backward gives them; only those on
-several tensors at once may not.
+I, with the P nodes that depend on it. Hooks run once, with the gradients that a whole backward gives them; only those
+on several tensors at once may not.
 """
 
 from __future__ import annotations
