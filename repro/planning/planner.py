@@ -297,8 +297,7 @@ def _least_seconds(problem: Problem, choice: Choice) -> float:
     """
     rows, number = _rows(problem, choice), choice.num_micro_batches
     forward, backward = sum(problem.forward(rows)), sum(problem.backward(rows))
-    remat = Remat(choice.remat)
-    repeats = sum(remat.recomputes(micro_batch, number) for micro_batch in range(number))
+    repeats = Remat(choice.remat).num_recomputed(number)
     least = (number * (forward + backward) + repeats * forward) / choice.num_stages
     if choice.schedule in SPLITTING:
         least = max(least, forward + backward / 2)

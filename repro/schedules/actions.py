@@ -36,6 +36,10 @@ class Remat(StrEnum):
             return micro_batch < num_micro_batches - 1
         return self is Remat.ALWAYS
 
+    def num_recomputed(self, num_micro_batches: int) -> int:
+        """How many of ``num_micro_batches`` have an R."""
+        return {Remat.ALWAYS: num_micro_batches, Remat.EXCEPT_LAST: num_micro_batches - 1, Remat.NEVER: 0}[self]
+
 
 class Action(NamedTuple):
     """One micro-batch on one stage. ``stage`` and ``micro_batch`` are 0-based and global."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
 
 from .actions import Remat, ScheduleError
-from .registry import Generator, make_schedule
+from .registry import GENERATORS, Generator, make_schedule
 from .replay import Time
 from .simulate import simulate
-from .theory import FORMS, predict
+from .theory import FORMS, Prediction, predict
+
+_FALLING = tuple(name for name in GENERATORS if name != "chimera")
+"""Schedules whose bubble never rises with M. That of chimera does at an odd M, and a function may do anything."""
+
+_MOST_REPLAYED = 1_000_000
+"""Forward passes of all replays in the search for one M: some ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -117,23 +124,75 @@ def smallest_for_bubble(
 ) -> Comparison | None:
     """The schedule with the smallest M whose bubble is at most (or ``strictly`` below) ``target``.
 
-    A step of more micro-batches takes no less time. So if M of them take T, no M' above M with a smaller bubble comes
-    before M' c = (1 - target) T, where c is the work per micro-batch: M goes there at once.
-
     Returns:
         None if there is none up to four times what GPipe needs: idle time that grows with M keeps it away for good.
 
     Raises:
-        ScheduleError: the target is not between 0 and 1, or the schedule cannot have these numbers.
+        ScheduleError: the target is not between 0 and 1, the schedule cannot have these numbers, or it has no closed
+            form for these costs and would have to be replayed for more than ``_MOST_REPLAYED`` forward passes.
     """
     if not 0 < target < 1:
         raise ScheduleError(f"target={float(target):g}: give a bubble between 0 and 1, like 0.1")
     limit = 4 * (ceil(num_stages * (1 - target) / target) + num_stages)
+    by_form = _predicted(schedule, num_stages, 2, num_virtual_stages, work.remat, work.forward, work.backward)
+    replayed = 0
+
+    def compared(count: int) -> Comparison:
+        nonlocal replayed
+        if by_form is None:
+            replayed += num_stages * num_virtual_stages * count
+        if replayed > _MOST_REPLAYED:
+            raise ScheduleError(
+                f"target={float(target):g}: without a closed form for these costs, schedule {schedule!r} would have to "
+                f"be replayed with M = {count:,} on num_stages={num_stages}; give a larger target"
+            )
+        return compare(schedule, num_stages, count, num_virtual_stages, work)
+
+    def is_enough(found: Comparison) -> bool:
+        return found.bubble < target or (found.bubble == target and not strictly)
+
+    if schedule in _FALLING:
+        return _bisect(compared, is_enough, limit)
+    return _step_by_step(compared, is_enough, limit, work, target)
+
+
+def _bisect(
+    compared: Callable[[int], Comparison], is_enough: Callable[[Comparison], bool], limit: int
+) -> Comparison | None:
+    """Where the bubble falls with M."""
+    high = 1
+    while not is_enough(found := compared(high)):
+        if high == limit:
+            return None
+        high = min(2 * high, limit)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        between = compared(middle)
+        if is_enough(between):
+            high, found = middle, between
+        else:
+            low = middle
+    return found
+
+
+def _step_by_step(
+    compared: Callable[[int], Comparison],
+    is_enough: Callable[[Comparison], bool],
+    limit: int,
+    work: Work,
+    target: Fraction,
+) -> Comparison | None:
+    """Where the bubble may rise and fall with M.
+
+    A step of more micro-batches takes no less time. So if M of them take T, no M' above M with a smaller bubble comes
+    before M' c = (1 - target) T, where c is the work per micro-batch: M goes there at once.
+    """
     per_micro_batch = work.forward + work.backward + (work.forward if work.remat is not Remat.NEVER else 0)
     count = 1
     while count <= limit:
-        found = compare(schedule, num_stages, count, num_virtual_stages, work)
-        if found.bubble < target or (found.bubble == target and not strictly):
+        found = compared(count)
+        if is_enough(found):
             return found
         makespan = found.relative_step_time * count * (work.forward + work.backward)
         count = max(count + 1, ceil(makespan * (1 - target) / per_micro_batch))
@@ -147,7 +206,7 @@ def _time(
     # Whole numbers instead of fractions make the replay fast.
     scale = lcm(work.forward.denominator, work.backward.denominator) * 2 * num_virtual_stages
     forward, backward = (int(cost * scale / num_virtual_stages) for cost in (work.forward, work.backward))
-    recomputed = sum(work.remat.recomputes(index, num_micro_batches) for index in range(num_micro_batches))
+    recomputed = work.remat.num_recomputed(num_micro_batches)
     busy = num_virtual_stages * (num_micro_batches * (forward + backward) + recomputed * forward)
     makespan, peaks = _makespan(
         schedule, num_stages, num_micro_batches, num_virtual_stages, work.remat, forward, backward
@@ -158,23 +217,31 @@ def _time(
 def _makespan(
     schedule: str | Generator, stages: int, count: int, virtual: int, remat: Remat, forward: int, backward: int
 ) -> tuple[Time, tuple[int, ...]]:
-    if schedule in FORMS:
-        try:
-            found = predict(
-                str(schedule),
-                stages,
-                count,
-                num_virtual_stages=virtual,
-                remat=remat,
-                forward=forward,
-                backward=backward,
-                recompute=forward,
-                weight=backward // 2,
-            )
-        except ScheduleError:
-            pass  # no closed form for these costs
-        else:
-            return found.makespan, found.peak_live
+    found = _predicted(schedule, stages, count, virtual, remat, forward, backward)
+    if found is not None:
+        return found.makespan, found.peak_live
     built = make_schedule(schedule, num_stages=stages, num_micro_batches=count, num_virtual_stages=virtual, remat=remat)
     timeline = simulate(built, forward, backward, forward, backward // 2)
     return timeline.makespan, timeline.peak_live
+
+
+def _predicted(
+    schedule: str | Generator, stages: int, count: int, virtual: int, remat: Remat, forward: Time, backward: Time
+) -> Prediction | None:
+    """By the closed form; None where there is none for these costs."""
+    if schedule not in FORMS:
+        return None
+    try:
+        return predict(
+            str(schedule),
+            stages,
+            count,
+            num_virtual_stages=virtual,
+            remat=remat,
+            forward=forward,
+            backward=backward,
+            recompute=forward,
+            weight=Fraction(backward) / 2,
+        )
+    except ScheduleError:
+        return None

@@ -28,9 +28,7 @@ class Case:
     @property
     def num_recomputed(self) -> int:
         """r, how many of the M micro-batches have an R."""
-        return {Remat.ALWAYS: self.num_micro_batches, Remat.EXCEPT_LAST: self.num_micro_batches - 1, Remat.NEVER: 0}[
-            self.remat
-        ]
+        return self.remat.num_recomputed(self.num_micro_batches)
 
     @property
     def busy(self) -> Time:

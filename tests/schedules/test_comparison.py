@@ -4,12 +4,13 @@ from fractions import Fraction
 
 import pytest
 
-from repro.schedules import Remat, ScheduleError, make_schedule, simulate
+from repro.schedules import Remat, ScheduleError, comparison, make_schedule, simulate
 from repro.schedules.comparison import Work, compare, smallest_for_bubble
 
 from .test_registry import VIRTUAL_STAGES, sizes
 
 SCHEDULES = [(name, 2 if name in ("interleaved", "zb-v") else 1) for name in VIRTUAL_STAGES]
+FAST = ("gpipe", "1f1b", "zb-v")
 
 
 @pytest.mark.parametrize("work", [Work(), Work(Fraction(2), Fraction(3), Remat.ALWAYS), Work(backward=Fraction("0.7"))])
@@ -68,6 +69,26 @@ def test_at_most_and_strictly_below_differ_where_the_bubble_is_the_target() -> N
 
 def test_none_where_idle_time_grows_with_m() -> None:
     assert smallest_for_bubble("chimera", 8, 1, Work(), Fraction(1, 10)) is None
+
+
+def test_a_small_target_is_found_at_once() -> None:
+    # By the closed forms: (K - 1) 3 t of 3 M t, and with two stages a rank of half the work (K - 1) t of 6 M t.
+    found = [smallest_for_bubble(name, 8, 2 if name == "zb-v" else 1, Work(), Fraction(1, 10**7)) for name in FAST]
+    assert [one and one.num_micro_batches for one in found] == [7 * (10**7 - 1), 7 * (10**7 - 1), 11_666_666]
+
+
+def test_what_would_be_replayed_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_MOST_REPLAYED", 1000)
+    with pytest.raises(ScheduleError, match=r"target=1e-05: .* 'zb-v' .* M = .* num_stages=8; give a larger target"):
+        smallest_for_bubble("zb-v", 8, 2, Work(backward=Fraction(3)), Fraction(1, 10**5))
+
+
+@pytest.mark.parametrize("work", [Work(), Work(backward=Fraction(3)), Work(remat=Remat.EXCEPT_LAST)])
+@pytest.mark.parametrize(("name", "virtual"), [one for one in SCHEDULES if one[0] != "chimera"])
+def test_the_bubble_falls_with_m(name: str, virtual: int, work: Work) -> None:
+    for num_stages in (1, 2, 3, 5):
+        bubbles = [compare(name, num_stages, count, virtual, work).bubble for count in range(1, 25)]
+        assert bubbles == sorted(bubbles, reverse=True)
 
 
 @pytest.mark.parametrize("target", [Fraction(0), Fraction(1), Fraction(15)])
