@@ -59,8 +59,11 @@ def main(argv: Sequence[str]) -> int:
     from .plan_model import read_config
 
     configured = read_config(options.config, others, options.tokens)
-    problem = _problem(options, configured)
-    return _Command(options, configured, problem, _space(options)).run()
+    problem, space = _problem(options, configured), _space(options)
+    from repro.planning.possible import require_choices
+
+    require_choices(problem, space)
+    return _Command(options, configured, problem, space).run()
 
 
 class _Command:

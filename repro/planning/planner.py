@@ -140,7 +140,7 @@ def list_choices(problem: Problem, space: Space) -> tuple[list[Choice], dict[str
 
     for num_stages in space.stages(problem.devices):
         if problem.devices % num_stages:
-            refuse(f"{problem.devices} devices are no multiple of K")
+            refuse(f"{problem.devices} devices are no multiple of K={num_stages}")
             continue
         replicas = problem.devices // num_stages
         if problem.batch_size % replicas:
@@ -164,6 +164,8 @@ def list_choices(problem: Problem, space: Space) -> tuple[list[Choice], dict[str
                             refuse(f"micro-batches of fewer than {problem.least_rows} rows: BatchNorm cannot train")
                         elif number == 1 and remat == Remat.EXCEPT_LAST and Remat.NEVER in space.remats:
                             continue  # the same as never
+                        elif number == 1 and name == "1f1b" and "gpipe" in names:
+                            continue  # the same as gpipe
                         else:
                             made.append(choice)
     return made, refused

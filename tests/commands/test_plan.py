@@ -151,6 +151,12 @@ def test_batches_by_tokens_count_the_longest_rows(tmp_path: Path, capsys: pytest
         (["--model.init_args.d_mode=4"], "d_mode"),
         (["--trainer.precision=8-true"], "trainer.precision"),
         (["--tokens", "0"], "give the pieces"),
+        (["--devices", "8", "-K", "3"], "-K 3: 8 devices are no multiple of K=3. Give --devices 6, or -K 1, 2 or 4"),
+        (
+            ["--devices", "2", "-M", "7"],
+            "-M 7: M does not divide the rows of a replica. Give --batch 35, or -M 1, 2",
+        ),
+        (["--devices", "2", "--batch", "7", "-K", "1"], "-K 1: the mini-batch of 7 rows has no D equal shares. Give"),
         (["--write", "/no/such/folder/plan.yaml"], "--write /no/such/folder/plan.yaml"),
     ],
 )

@@ -121,11 +121,20 @@ def test_wires_between_nodes(num_stages: int, per_node: int, between: list[str],
         assert made.wire_of_replicas(num_stages, 0).name == replicas
 
 
+def test_what_is_the_same_is_listed_once() -> None:
+    space = Space(schedules=("gpipe", "1f1b"), num_micro_batches=(1, 2))
+    made, _ = list_choices(problem([1.0] * 6), space)
+    single = [choice for choice in made if choice.num_micro_batches == 1]
+    assert {(choice.schedule, choice.remat) for choice in single} == {("gpipe", "always"), ("gpipe", "never")}
+    alone, _ = list_choices(problem([1.0] * 6), replace(space, schedules=("1f1b",)))
+    assert {choice.num_micro_batches for choice in alone} == {1, 2}
+
+
 def test_what_cannot_be_is_counted_by_reason() -> None:
     space = Space(num_stages=(2, 3, 4), schedules=("gpipe", "zb-v"), remats=("never",), num_micro_batches=(1, 3, 4, 16))
     made, refused = list_choices(problem([1.0] * 6, least_rows=2), space)
     assert refused == {
-        "4 devices are no multiple of K": 1,
+        "4 devices are no multiple of K=3": 1,
         "more stages (K x V) than layers (6)": 4,  # zb-v with K = 4
         "M does not divide the rows of a replica": 3,
         "more micro-batches than rows": 3,
