@@ -27,6 +27,8 @@ Measure = Callable[[torch.device, Precision, int | None], list[float]]
 """Seconds of every layer on a device, in a precision, for micro-batches of so many rows."""
 
 PARTITION_RULES = ("flops", "parameters", "time", "uniform")
+GIVEN = "given"
+"""The name of the rule where layer counts are given."""
 
 
 def make_layer(factory: Factory, seed: int, index: int) -> nn.Module:
@@ -120,7 +122,7 @@ def choose_partition(
     if rule is not None and not isinstance(rule, str):
         counts = list(rule)
         check_partition(counts, len(skeletons), total_stages)
-        return counts, parameter_costs(skeletons), "given"
+        return counts, parameter_costs(skeletons), GIVEN
     inputs = example() if rule in (None, "flops", "time") else None
     if rule is None:
         rule = "parameters" if inputs is None else "flops"

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from repro.planning import stage_costs
 from repro.schedules import Schedule, make_schedule, simulate
 from repro.schedules.comparison import Work, smallest_for_bubble
 
+from .building import GIVEN
+
 _SMALL = Fraction(1, 5)
-"""A bubble that is worth no warning."""
+"""A bubble that is worth no advice."""
+
+_EQUAL = 1.25
+"""Largest over mean cost of a stage up to which they are balanced."""
 
 
 def announce_decisions(
@@ -50,26 +55,32 @@ def announce_decisions(
         most = max(range(len(stage_bytes)), key=lambda stage: stage_bytes[stage])
         needs = f"; stage {most} takes the most memory, {stage_bytes[most] / 2**30:.3g} GiB"
     virtual = f" x V = {num_virtual_stages}" if num_virtual_stages > 1 else ""
+    peak = max(timeline.peak_live)
     where = "in this process" if processes == 1 else f"in {processes} processes"
     replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
     rank_zero_info(
-        f"Pipeline: K = {num_stages}{virtual} stages {where}{replicas}, M = {num_micro_batches} micro-batches, "
-        "schedule "
-        f"{plan.name}, remat {remat}.\n"
+        f"Pipeline: K = {num_stages}{virtual} {_plural('stage', num_stages * num_virtual_stages)} {where}{replicas}, "
+        f"M = {num_micro_batches} {_plural('micro-batch', num_micro_batches)}, schedule {plan.name}, "
+        f"remat {remat}.\n"
         f"Partition by {rule}{within}: {list(partition)} layers; the largest stage ({bottleneck}) has "
         f"{per_stage[bottleneck] / unit:.2f} x the mean cost{cost}{needs}.\n"
         f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
-        f"{max(timeline.peak_live)} micro-batches with live activations on a rank."
+        f"{peak} {_plural('micro-batch', peak)} with live activations on a rank."
     )
-    advice = _more_micro_batches(plan, schedule)
-    if advice is not None:
-        rank_zero_warn(advice)
-    if len(costs) < 2 * len(partition):
-        rank_zero_warn(
-            f"{len(costs)} layers on {len(partition)} stages can hardly be balanced; split the layers more finely or "
-            "use "
-            f"num_stages={max(1, len(costs) // (2 * num_virtual_stages))} or fewer."
-        )
+    for advice in (_more_micro_batches(plan, schedule), _better_balance(per_stage, num_layers=len(costs), rule=rule)):
+        if advice is not None:
+            rank_zero_info(advice)
+
+
+def _better_balance(per_stage: Sequence[float | Fraction], *, num_layers: int, rule: str) -> str | None:
+    """What to say of stages that too few layers make unequal; None where they are equal, or are what was asked for."""
+    few = num_layers < 2 * len(per_stage)
+    if not few or rule == GIVEN or max(per_stage) * len(per_stage) <= _EQUAL * sum(per_stage):
+        return None
+    return (
+        f"{num_layers} layers on {len(per_stage)} stages can hardly be balanced; split the layers more finely, or use "
+        "fewer stages."
+    )
 
 
 def _more_micro_batches(plan: Schedule, schedule: str | Callable[..., Schedule]) -> str | None:
@@ -82,13 +93,21 @@ def _more_micro_batches(plan: Schedule, schedule: str | Callable[..., Schedule])
     if idle <= _SMALL:
         return None
     said = (
-        f"num_micro_batches={plan.num_micro_batches} gives schedule {plan.name} on num_stages={plan.num_stages} a "
-        f"bubble of {float(idle):.1%} with equal stages"
+        f"With equal stages num_micro_batches={plan.num_micro_batches} gives schedule {plan.name} on "
+        f"num_stages={plan.num_stages} with remat {plan.remat} a bubble of {float(idle):.1%}"
     )
+    unless = "unless smaller micro-batches are slower themselves (repro plan weighs both)"
     # A function of the user's need not build what it was not asked for.
     enough = (
         smallest_for_bubble(schedule, plan.num_stages, virtual, work, _SMALL) if isinstance(schedule, str) else None
     )
     if enough is None:
-        return f"{said}; more micro-batches make it smaller."
-    return f"{said}; at most {float(_SMALL):.0%} takes num_micro_batches={enough.num_micro_batches}."
+        return f"{said}; more micro-batches make it smaller, {unless}."
+    rule = f", and the paper's rule is 4 x num_stages = {4 * plan.num_stages}" if plan.name == "gpipe" else ""
+    return f"{said}; num_micro_batches={enough.num_micro_batches} is enough for {float(_SMALL):.0%}{rule}, {unless}."
+
+
+def _plural(word: str, number: int) -> str:
+    if number == 1:
+        return word
+    return f"{word}es" if word.endswith("ch") else f"{word}s"

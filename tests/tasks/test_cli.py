@@ -199,7 +199,7 @@ def test_strategy_options(
 ) -> None:
     code, _, err = run(capsys, "fit", *quietly(*smoke("amoebanet", packaged)), *options, "--trainer.max_steps=1")
     assert code == 0, err
-    assert f"Pipeline: K = {stages} stages" in caplog.text
+    assert f"Pipeline: K = {stages} stage" in caplog.text
 
 
 def test_print_config_is_the_overlay_on_the_base(packaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
