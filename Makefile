@@ -28,9 +28,9 @@ by_place = $(patsubst memory,table1,$(patsubst throughput,table2 table3,$(patsub
 ASKED := $(filter $(SWEEPS),$(call by_place,$(MAKECMDGOALS)))
 
 help: ## 0 | this page
-	@echo "Reproduction suite of the paper GPipe. Targets, with minutes on two CPU cores:"
+	@echo "Reproduction suite of the paper GPipe. Targets, with minutes on two CPU cores (no GPU was measured):"
 	@echo
-	@awk -F ':.*## | [|] ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %7s min  %s\n", $$1, $$2, $$3 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## | [|] ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %7s min  %s\n", $$1, $$2, $$3 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "The first target that you run also does 'setup'; later ones download nothing."
 	@echo
@@ -48,33 +48,33 @@ data: $(STAMP) ## 1-5 | fetch and build the data sets (first time only)
 	@$(BIN)/python -m repro.datasets fetch
 
 # A set that cannot be fetched leaves its half out; the other half runs, and the report says what is missing.
-reproduce: $(STAMP) ## 15 | both models through the pipeline and unsplit, side by side; writes the report
+reproduce: $(STAMP) ## 9 | both models through the pipeline and unsplit, side by side; writes the report
 	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
 
 # By claim ...
-throughput: table2 table3 ## 13 | Tables 2 and 3: simulated, emulated and measured beside the paper
+throughput: table2 table3 ## 12 | Tables 2 and 3: simulated, emulated and measured beside the paper
 
 memory: table1 ## 2 | Table 1: the largest model and its memory
 
-accuracy: $(ACCURACY) ## 50 | Tables 4 and 5, Figures 1 and 3, deep models: both tasks, trained (at small scale)
+accuracy: $(ACCURACY) ## 34 | Tables 4 and 5, Figures 1 and 3, deep models: both tasks, trained (at small scale)
 
 # ... and by place in the paper.
 table1: ## 2 | the largest model that fits, counted, predicted and measured
-table2: ## 10 | throughput over K and M
+table2: ## 9 | throughput over K and M
 table3: ## 3 | throughput over a slow link
-remat: ## 4 | what re-materialization costs and saves
-breakdown: ## 2 | where the time of a step goes
-bubble: ## 4 | the bubble over K and M, and what M costs
+remat: ## 7 | what re-materialization costs and saves
+breakdown: ## 1 | where the time of a step goes
+bubble: ## 3 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
 peers: ## 10 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
-table4: ## 13 | image sets: transfer, any K gives the same accuracy, larger models
-figure3: ## 28 | translation: multilingual models of growing capacity against bilingual ones
-table5: ## 7 | translation: larger batches
+table4: ## 7 | image sets: transfer, any K gives the same accuracy, larger models
+figure3: ## 21 | translation: multilingual models of growing capacity against bilingual ones
+table5: ## 5 | translation: larger batches
 depth: ## 1 | a Transformer of 64 layers with and without its two cures
 figure1: ## 1 | accuracy against size, from the rows of table4 and figure3
-plan: ## 2 | the order of repro plan's predictions beside measured steps
-schedules: ## 4 | every executable schedule: step time, bubble, live activations, beside the simulator
+plan: ## 1 | the order of repro plan's predictions beside measured steps
+schedules: ## 3 | every executable schedule: step time, bubble, live activations, beside the simulator
 
 # Those that train need data; all sets but at the smallest scale. What cannot be fetched is left out and named.
 FETCH = $(BIN)/python -m repro.datasets fetch $(if $(filter smoke,$(SCALE)),,--all) || true

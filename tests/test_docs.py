@@ -14,6 +14,7 @@ import torch.distributed.run
 import yaml
 
 import repro.cli
+from repro.experiments.accuracy.scales import SCALES
 from repro.experiments.catalogue import TARGETS, find_target
 from repro.report.targets import MODULES
 from tests.datasets.builders import write_corpus, write_images
@@ -236,9 +237,11 @@ def test_the_table_of_targets_is_complete_and_its_minutes_are_those_of_the_targe
     for (command, _, minutes), name in zip(rows, TARGETS, strict=True):
         assert_minutes(command, minutes)
         expected = max(1, round(find_target(name).minutes["laptop"]))
-        if minutes.endswith("(estimate)"):
-            assert minutes == f"{expected} (estimate)", name
+        assert re.match(rf"(\[{expected}\]\(|{expected} \(estimate\))", minutes), f"{name}: not {expected}, {minutes}"
         assert re.search(rf"(?m)^{name}: ## {expected} \|", MAKEFILE), f"{name} takes {expected} minutes"
+    expected = round(SCALES["laptop"].minutes)
+    assert re.search(rf"(?m)^reproduce: .*## {expected} \|", MAKEFILE)
+    assert f"| `make reproduce` | [{expected}](" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(MODULES) == {"reproduce", *TARGETS}, "each has its report"
 
 

@@ -14,7 +14,16 @@ from repro.errors import UserError
 
 from .catalogue import TARGETS, find_target
 from .sweeps.environment import usable_cores
-from .sweeps.invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
+from .sweeps.invocation import (
+    DEVICES_HELP,
+    add_output_options,
+    check_count,
+    chosen_device,
+    duration,
+    in_words,
+    open_run,
+    write_report,
+)
 from .sweeps.parts import PartRunner
 from .sweeps.progress import Display
 from .sweeps.sweep import Request, SweepPart, Target, side_by_side
@@ -79,10 +88,10 @@ def _run(order: _Order) -> tuple[Path, bool]:
     store, run = open_run(target.name, request.scale, request.device, order.results, order.command)
     with Display({part.title: part.seconds for part in parts}) as display:
         groups, cores = side_by_side(parts), usable_cores()
-        minutes = sum(_seconds(group, cores) for group in groups) / 60
+        expected = duration(request.scale, sum(_seconds(group, cores) for group in groups) / 60)
         display.say(
             f"repro run {target.name} --scale {request.scale}: {len(parts)} parts, "
-            f"{_minutes(minutes)} on two cores if none is finished; results go to {store.folder}"
+            f"{expected} if none is finished; results go to {store.folder}"
         )
         runner = PartRunner(store, display)
         for group in groups:
@@ -119,9 +128,10 @@ def _check_unique(target: Target, parts: Sequence[SweepPart]) -> None:
 
 
 def _parser(target: Target) -> ArgumentParser:
-    times = ", ".join(f"{scale} {_minutes(minutes)}" for scale, minutes in target.minutes.items())
+    times = ", ".join(f"{scale} {in_words(minutes)}" for scale, minutes in target.minutes.items())
     description = (
-        f"{target.summary}\nExpected on two cores: {times}. Writes rows.jsonl, run.json and report.md with figures."
+        f"{target.summary}\nExpected on two cores: {times}; not measured on a GPU.\n"
+        "Writes rows.jsonl, run.json and report.md with figures."
     )
     parser = ArgumentParser(f"repro run {target.name}", description, _EPILOG)
     parser.add_argument("--scale", choices=SCALES, default="laptop", help="how big it is (default: laptop)")
@@ -143,10 +153,6 @@ def _parser(target: Target) -> ArgumentParser:
 def _seconds(group: Sequence[SweepPart], cores: int) -> float:
     """Expected for parts that run at the same time."""
     return max(*(part.seconds for part in group), sum(part.seconds for part in group) / cores)
-
-
-def _minutes(minutes: float) -> str:
-    return f"{60 * minutes:.0f} seconds" if minutes < 1 else f"about {minutes:.0f} minutes"
 
 
 def _help() -> str:

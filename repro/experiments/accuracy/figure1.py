@@ -83,7 +83,7 @@ def _belongs(panel: str, row: Row) -> bool:
 TARGET = Target(
     name="figure1",
     summary="accuracy and BLEU over model size beside the published curves; trains nothing: reads table4 and figure3",
-    minutes={"smoke": 0.1, "laptop": 0.1, "gpu": 0.1},
+    minutes={"smoke": 0.1, "laptop": 0.1},
     parts=parts,
     rows=rows,
     add_options=add_options,

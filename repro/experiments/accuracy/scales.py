@@ -131,7 +131,7 @@ SCALES: Mapping[str, Scale] = {
     ),
     "laptop": Scale(
         overlay="laptop",
-        seconds={"compared": 20, "speed": 110, IMAGES.name: 130, TRANSLATION.name: 370},
+        seconds={"compared": 18, "speed": 110, IMAGES.name: 100, TRANSLATION.name: 220},
         agreement_steps=20,
         learning_steps=None,
         expectations=_LEARNS,

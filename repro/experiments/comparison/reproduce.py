@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from repro.arguments import ArgumentParser
 
 from ..accuracy.scales import SCALES
-from ..sweeps.invocation import DEVICES_HELP, add_output_options, check_count, chosen_device, open_run, write_report
+from ..sweeps.invocation import (
+    DEVICES_HELP,
+    add_output_options,
+    check_count,
+    chosen_device,
+    duration,
+    open_run,
+    write_report,
+)
 from ..sweeps.progress import Display
 
 _DESCRIPTION = """\
@@ -16,10 +24,11 @@ compare losses, gradient norms and held-out metrics; compare step times with PyT
 measure the bubble; then train both for longer, so that they are seen to learn. Writes rows.jsonl, run.json and
 report.md with figures."""
 
-_EPILOG = """\
+_EPILOG = f"""\
 A run that was stopped goes on where it was when the same command is given again, as long as code, torch and device are
 the same. Exit code: 0 when all checks passed, 1 when one did not or a part failed, 2 for a mistake in the options or
-when no data is there. Expected minutes on two cores: smoke 2, laptop 12.
+when no data is there. Expected minutes on two cores: smoke {SCALES["smoke"].minutes:.0f}, laptop \
+{SCALES["laptop"].minutes:.0f}; not measured on a GPU.
 
 examples:
   repro reproduce --scale smoke
@@ -44,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     weights = {part.title: group.seconds / len(group.parts) for group in plan.groups for part in group.parts}
     with Display(weights) as display:
         display.say(
-            f"repro reproduce --scale {options.scale}: about {scale.minutes:.0f} minutes on two cores; "
+            f"repro reproduce --scale {options.scale}: {duration(options.scale, scale.minutes)}; "
             f"results go to {store.folder}"
         )
         reproduction = Reproduction(plan, store, display)

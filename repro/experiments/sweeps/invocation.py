@@ -31,6 +31,18 @@ def check_count(name: str, value: int | None) -> None:
         raise UserError(f"{name}={value}: give a whole number of at least 1")
 
 
+def duration(scale: str, minutes: float) -> str:
+    """How long a run takes, as far as that is known."""
+    return "how long it takes is not measured on a GPU" if scale == "gpu" else f"{in_words(minutes)} on two cores"
+
+
+def in_words(minutes: float) -> str:
+    """Seconds, or whole minutes."""
+    if minutes < 1:
+        return f"{60 * minutes:.0f} seconds"
+    return f"about {minutes:.0f} minute{'' if round(minutes) == 1 else 's'}"
+
+
 def chosen_device(devices: str | None, scale: str) -> str:
     """The value of ``--devices``, or its default.
 

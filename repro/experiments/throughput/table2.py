@@ -16,7 +16,7 @@ TARGET = Target(
     name="table2",
     summary="Table 2: throughput of AmoebaNet-D (18, 256) and Transformer-48 over K and M, relative to K = 2, M = 1: "
     "simulated\nand emulated at full size, measured on scaled-down models.",
-    minutes={"smoke": 0.6, "laptop": 10, "gpu": 9},
+    minutes={"smoke": 0.6, "laptop": 9},
     parts=partial(parts, TABLE),
     rows=partial(rows, TABLE),
     add_options=add_options,

@@ -17,7 +17,7 @@ TARGET = Target(
     name="table3",
     summary="Table 3: throughput over PCI Express through the host, AmoebaNet-D (18, 128) and Transformer-24, M = 32, "
     "relative to\nK = 2: simulated and emulated at full size, measured on scaled-down models.",
-    minutes={"smoke": 0.5, "laptop": 3, "gpu": 3},
+    minutes={"smoke": 0.5, "laptop": 3},
     parts=partial(parts, TABLE),
     rows=partial(rows, TABLE),
     add_options=add_options,
