@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
@@ -90,7 +91,7 @@ class ReproCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         # The base class warns when arguments are given from within Python; ours always are.
         assert isinstance(args, list)
-        self.config = parser.parse_args(args)
+        self.config = parser.parse_args(_with_class_of_strategy(args))
         trainer = (self.config.get(self.config.get("subcommand") or "") or self.config).trainer
         if trainer.strategy == GPipeStrategy.__name__:  # without options of its own it is taken for a registered name
             trainer.strategy = "gpipe"
@@ -200,10 +201,24 @@ def one_line(message: str) -> str:
     text = re.sub(r"Subcommand '\w+' does not accept option '([^']*)'", r"unknown key \1", text)
     text = re.sub(r"Option '([^']*)' is not accepted", r"unknown key \1", text)
     text = re.sub(r"Expected a dot import path string: (\S+)", r"unknown class \1", text)
+    text = re.sub(r"unknown class gpipe$", "gpipe takes no options of its own: name GPipeStrategy in its place", text)
+    text = re.sub(r"arguments are required: (.*)", r"are missing: \1; give --config FILE (several for overlays)", text)
+    strategy = re.search(r"invalid strategy name: `(strategy='(.*?)')`", text)
+    if strategy:
+        return f"unknown {strategy[1]}{suggest(strategy[2], StrategyRegistry.available_strategies())}"
     found = re.search(r"unknown (?:key|class) ([\w.]+)", text) or re.search(
         r"[Uu]nrecognized arguments: --([\w.]+)", text
     )
     return text + (_suggestion(found[1]) if found and "did you mean" not in text else "")
+
+
+def _with_class_of_strategy(words: Sequence[str]) -> list[str]:
+    """``words`` in which ``gpipe``, which is short for a strategy without options, is the class, which takes some."""
+    found = list(words)
+    for place, word in enumerate(words):
+        if word == "--trainer.strategy=gpipe" or (word == "gpipe" and words[place - 1] == "--trainer.strategy"):
+            found[place] = word.replace("gpipe", GPipeStrategy.__name__)
+    return found
 
 
 def _help(subcommand: str) -> dict[str, str]:

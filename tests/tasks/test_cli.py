@@ -185,6 +185,8 @@ def test_a_checkpoint_of_other_sizes_is_one_line(
     [
         (["--trainer.strategy=gpipe"], 1),
         (["--trainer.strategy=GPipeStrategy"], 1),
+        (["--trainer.strategy=gpipe", "--trainer.strategy.num_stages=3"], 3),
+        (["--trainer.strategy", "gpipe", "--trainer.strategy.num_stages", "3"], 3),
         (["--trainer.strategy=GPipeStrategy", "--trainer.strategy.num_stages=3"], 3),
         (["--trainer.strategy.num_stages=4", "--trainer.strategy.num_micro_batches=2"], 4),
         (["--trainer.strategy.init_args.num_stages=3"], 3),
@@ -242,7 +244,7 @@ def test_help(argv: list[str], parts: list[str], capsys: pytest.CaptureFixture[s
         (["--trainer.strategy.schedule=gpip"], ["schedule='gpip'", "did you mean"]),
         (["--trainer.strategy.remat=often"], ["remat='often'"]),
         (["--trainer.strategy.partition=[1,2]"], ["partition=[1, 2]", "7"]),
-        (["--trainer.strategy=gpipee"], ["strategy='gpipee'"]),
+        (["--trainer.strategy=gpipee"], ["strategy='gpipee'", "did you mean gpipe?"]),
         (["--trainer.precision=17"], ["17"]),
         (["--data.init_args.batch_size=0"], ["batch_size=0"]),
         (["--data.init_args.root=nowhere"], ["nowhere", "python -m repro.datasets fetch", "make data"]),
@@ -260,6 +262,25 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert "Traceback" not in err
     for part in parts:
         assert part in told[0]
+
+
+def test_without_a_config_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "fit")
+    assert (code, err) == (
+        2,
+        "repro: error: the following are missing: fit.data, fit.model; give --config FILE (several for overlays)\n",
+    )
+
+
+def test_the_short_name_in_a_config_takes_no_options(
+    packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short.yaml"
+    short.write_text("trainer:\n  strategy: gpipe\n")
+    options = [f"--config={short}", "--trainer.strategy.num_stages=2"]
+    code, _, err = run(capsys, "fit", *quietly(*smoke("amoebanet", packaged)), *options)
+    assert code == 2
+    assert "trainer.strategy: gpipe takes no options of its own: name GPipeStrategy in its place" in err
 
 
 def test_results_below_a_file_are_one_line(packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
