@@ -90,7 +90,7 @@ def _run(order: _Order) -> tuple[Path, bool]:
         groups, cores = side_by_side(parts), usable_cores()
         expected = duration(request.scale, sum(_seconds(group, cores) for group in groups) / 60)
         display.say(
-            f"repro run {target.name} --scale {request.scale}: {len(parts)} parts, "
+            f"repro run {target.name} --scale {request.scale}: {len(parts)} part{'' if len(parts) == 1 else 's'}, "
             f"{expected} if none is finished; results go to {store.folder}"
         )
         runner = PartRunner(store, display)

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from repro.errors import UserError
@@ -161,7 +162,8 @@ class TraceWriter(Callback):
 
     Args:
         folder: where ``trace.json`` (Chrome, Perfetto) and ``trace.svg`` go.
-        step: the batch, counted from 0 over the whole run; the first ones also warm up.
+        step: the batch, counted from 0 over the whole run; the first ones also warm up. A run that ends before it warns
+            that nothing was written.
 
     Raises:
         UserError: at the start, where the strategy does not trace.
@@ -188,6 +190,15 @@ class TraceWriter(Callback):
         if trainer.is_global_zero:
             title = f"K = {strategy.num_stages}, M = {strategy.num_micro_batches}"
             write_trace(trace, self._folder, "trace", title)
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._seen <= self._step:
+            batches = "1 batch" if self._seen == 1 else f"{self._seen} batches"
+            rank_zero_warn(
+                f"TraceWriter(step={self._step}) wrote nothing into {self._folder}: it writes batch {self._step}, "
+                f"counted from 0, and the run had {batches}; give a smaller step"
+            )
 
 
 def _legend(kinds: dict[str, None]) -> list[str]:

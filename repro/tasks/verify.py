@@ -47,11 +47,12 @@ def main(argv: Sequence[str]) -> int:
         strategy = cli.config.trainer.strategy
         configured = {} if isinstance(strategy, str) else vars(strategy.get("init_args", {}))
         num_stages = options.num_stages or configured.get("num_stages") or 2
+        asked = options.num_micro_batches or configured.get("num_micro_batches") or 4 * num_stages
         outcome = verify(
             cli.model,
             _first_batch(cli.datamodule),
             num_stages=num_stages,
-            num_micro_batches=options.num_micro_batches or configured.get("num_micro_batches") or 4 * num_stages,
+            num_micro_batches=asked,
             remat=options.remat or configured.get("remat") or "always",
             device=options.device,
             dtype=_DTYPES[options.dtype],
@@ -59,6 +60,9 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps({**dataclasses.asdict(outcome), "passed": outcome.passed}))
     else:
+        if len(outcome.micro_batches) < asked:
+            rows, made = sum(outcome.micro_batches), len(outcome.micro_batches)
+            print(f"M = {asked} was asked for, but the {rows} rows of the batch make {made} micro-batches")
         _show(outcome, len(outcome.differences) if options.all else 6)
     return 0 if outcome.passed else 1
 
@@ -90,10 +94,11 @@ def _first_batch(data: Any) -> Any:
 
 def _show(outcome: Verification, limit: int) -> None:
     console = Console()
-    rows = outcome.micro_batches
+    rows, stages = outcome.micro_batches, len(outcome.partition)
     console.print(
-        f"K = {len(outcome.partition)} stages of {list(outcome.partition)} layers on {', '.join(outcome.devices)}; "
-        f"M = {len(rows)} micro-batches of {max(rows)} rows{'' if min(rows) == max(rows) else ' or one less'}; "
+        f"K = {stages} stage{'' if stages == 1 else 's'} of {list(outcome.partition)} layers on "
+        f"{', '.join(outcome.devices)}; M = {len(rows)} micro-batch{'' if len(rows) == 1 else 'es'} of {max(rows)} "
+        f"rows{'' if min(rows) == max(rows) else ' or one less'}; "
         f"{outcome.dtype}",
         soft_wrap=True,
     )

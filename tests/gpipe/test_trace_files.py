@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_message(tmp_path: Path) ->
         write_trace(TRACE, tmp_path / "file", "step", "title")
 
 
-def fit(folder: Path, trace: bool) -> None:
+def fit(folder: Path, trace: bool, step: int = 1) -> None:
     module = PipelineModule.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.functional.mse_loss)
     rows = torch.randn(12, 4)
     trainer = pl.Trainer(
@@ -100,7 +100,7 @@ def fit(folder: Path, trace: bool) -> None:
         devices=1,
         accelerator="cpu",
         max_steps=3,
-        callbacks=[TraceWriter(str(folder), step=1)],
+        callbacks=[TraceWriter(str(folder), step=step)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -115,6 +115,12 @@ def test_the_callback_writes_one_step_of_training(tmp_path: Path) -> None:
     expected = {f"{kind}{part}@{stage}" for kind in "FRB" for part in range(2) for stage in range(2)}
     assert expected <= names
     assert "K = 2, M = 2: bubble" in (tmp_path / "trace.svg").read_text()
+
+
+def test_a_run_that_ends_before_the_step_warns(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"TraceWriter\(step=3\) wrote nothing into .* the run had 3 batches"):
+        fit(tmp_path, trace=True, step=3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_callback_says_what_it_needs(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def test_options_and_json(packaged: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {"name", "kind", "largest", "absolute"} == outcome["differences"][0].keys()
 
 
+def test_fewer_micro_batches_than_asked_for_are_told(packaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert repro.cli.main(["verify", *smoke("transformer", packaged), "-M", "100"]) == 0
+    assert "M = 100 was asked for, but the 8 rows of the batch make 8 micro-batches" in capsys.readouterr().out
+
+
 def test_a_wrong_recomputation_is_found(packaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*smoke("amoebanet", packaged), f"--model.class_path={__name__}.Forgetful"]
     code, out, _ = run(capsys, "verify", *argv)
