@@ -17,13 +17,15 @@ from repro.errors import UserError
 class Command(NamedTuple):
     """A subcommand: where its ``main(argv) -> int | None`` is, and what it does.
 
-    ``passes_name`` says whether ``main`` gets the name of the subcommand as its first argument.
+    ``passes_name`` says whether ``main`` gets the name of the subcommand as its first argument, and ``goes_on`` whether
+    the same command goes on where an interrupted one was.
     """
 
     module: str
     function: str
     summary: str
     passes_name: bool = False
+    goes_on: bool = False
 
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
@@ -35,9 +37,14 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "translate": Command("repro.commands.translate", "main", "translate lines of text with a trained Transformer"),
         "verify": Command("repro.tasks.verify", "main", "one step unsplit, one through the pipeline: largest errors"),
         "reproduce": Command(
-            "repro.experiments.comparison.reproduce", "main", "run the main comparison and write its report"
+            "repro.experiments.comparison.reproduce",
+            "main",
+            "run the main comparison and write its report",
+            goes_on=True,
         ),
-        "run": Command("repro.experiments.run", "main", "run one table or figure of the paper and write its report"),
+        "run": Command(
+            "repro.experiments.run", "main", "run one table or figure of the paper and write its report", goes_on=True
+        ),
         "report": Command("repro.report", "main", "turn the rows of finished runs into tables and figures"),
         "bubble": Command("repro.commands.bubble", "main", "compare the schedules: bubble, peak memory, step time"),
         "schedule": Command("repro.commands.schedule", "main", "draw a schedule, with its bubble and peak memory"),
@@ -71,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"repro: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("repro: interrupted", file=sys.stderr)
+        again = "; run the same command again to go on" if command.goes_on else ""
+        print(f"repro: interrupted{again}", file=sys.stderr)
         return 130
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # rich makes of it an exit with code 1

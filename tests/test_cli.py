@@ -155,6 +155,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = {
         "broken": cli.Command("broken_command", "main", "fails"),
         "named": cli.Command("broken_command", "main", "fails", passes_name=True),
+        "long": cli.Command("broken_command", "main", "fails", goes_on=True),
     }
     monkeypatch.setattr(cli, "COMMANDS", commands)
 
@@ -167,6 +168,8 @@ def test_errors_of_ours_print_one_line(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.usefixtures("failing")
 def test_an_interrupt_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "broken", "stop") == (130, "got ['stop']\n", "repro: interrupted\n")
+    told = "repro: interrupted; run the same command again to go on\n"
+    assert run(capsys, "long", "stop") == (130, "got ['stop']\n", told)
 
 
 @pytest.mark.usefixtures("failing")

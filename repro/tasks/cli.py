@@ -162,7 +162,10 @@ class ReproCLI(LightningCLI):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``argv``, which begins with the subcommand, and returns the exit code: 2 for a mistake, 1 for a failure."""
+    """Runs ``argv``, which begins with the subcommand, and returns the exit code.
+
+    It is 2 for a mistake, 1 for a failure, 130 after Ctrl-C.
+    """
     with quiet():
         try:
             ReproCLI(argv)
@@ -179,6 +182,10 @@ def main(argv: Sequence[str]) -> int:
                 f"{error.filename}: {error.strerror}; give a --trainer.default_root_dir where results can be written"
             )
             return _tell(wrong, 2) if _rank() == 0 else 2
+        except SystemExit as stop:
+            if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning has told of it, and ends with code 1
+                return 130
+            raise
         except RuntimeError as error:
             reason = misfit(error)
             if reason is None:

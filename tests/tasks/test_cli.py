@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +331,20 @@ def test_a_failure_in_a_stage_is_one_line_and_exit_code_1(packaged: Path, capsys
     assert code == 1
     told = [line for line in err.splitlines() if "error" in line.lower()]
     assert told == ["repro: error: rank 1, stage 1, micro-batch 0, forward: RuntimeError: the loss broke"]
+
+
+def test_an_interrupt_in_training_has_exit_code_130(
+    packaged: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(ImageClassification, "loss", stop)
+    try:
+        assert run(capsys, "fit", *quietly(*smoke("amoebanet", packaged)))[0] == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
 
 
 def test_one_line_leaves_what_matters() -> None:

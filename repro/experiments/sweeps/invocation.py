@@ -87,4 +87,5 @@ def open_run(
 def write_report(folders: Sequence[Path], as_json: bool) -> int:
     """Writes and prints reports as ``repro report`` does: plots are drawn in a process of their own."""
     words = [sys.executable, "-m", "repro", "report", "--results", *map(str, folders), *(["--json"] if as_json else [])]
-    return subprocess.run(words, check=False).returncode
+    # In a session of its own it does not hear Ctrl-C, of which this process tells; it is ended then.
+    return subprocess.run(words, check=False, start_new_session=True).returncode
