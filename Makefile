@@ -49,6 +49,7 @@ data: $(STAMP) ## 1-5 | fetch and build the data sets (first time only)
 
 # A set that cannot be fetched leaves its half out; the other half runs, and the report says what is missing.
 reproduce: $(STAMP) ## 9 | both models through the pipeline and unsplit, side by side; writes the report
+	@$(if $(K),$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS) --check,:)
 	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale $(SCALE) $(OPTIONS)
 
@@ -90,6 +91,7 @@ smoke-accuracy: ## 4 | 'accuracy', as small as it gets (what CI runs)
 	@$(MAKE) --no-print-directory accuracy SCALE=smoke
 
 smoke: $(STAMP) ## 3 | 'reproduce', as small as it gets (what CI runs)
+	@$(if $(K),$(BIN)/repro reproduce --scale smoke $(OPTIONS) --check,:)
 	@$(BIN)/python -m repro.datasets fetch || true
 	@$(BIN)/repro reproduce --scale smoke $(OPTIONS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repro.arguments import ArgumentParser
+from repro.errors import UserError
 
 from ..accuracy.scales import SCALES
 from ..sweeps.invocation import (
@@ -45,18 +46,23 @@ def main(argv: Sequence[str]) -> int:
     device = chosen_device(options.devices, options.scale)
     # Only now: these load torch and lightning, and --help should not wait for them.
     from .plan import make_plan
-    from .reproduction import Reproduction
+    from .reproduction import Reproduction, find_missing
 
+    plan = make_plan(scale, device, options.num_stages, options.num_micro_batches)
+    missing = find_missing(plan)
+    if options.check:
+        return 0
+    if len(missing) == len(plan.compared):
+        raise UserError("there is no data to train on: " + " ".join(missing.values()))
     command = " ".join(["repro reproduce", *argv])
     store, run = open_run("reproduce", options.scale, device, options.results, command)
-    plan = make_plan(scale, device, options.num_stages, options.num_micro_batches)
     weights = {part.title: group.seconds / len(group.parts) for group in plan.groups for part in group.parts}
     with Display(weights) as display:
         display.say(
             f"repro reproduce --scale {options.scale}: {duration(options.scale, scale.minutes)}; "
             f"results go to {store.folder}"
         )
-        reproduction = Reproduction(plan, store, display)
+        reproduction = Reproduction(plan, store, display, missing)
         reproduction.run()
         rows, checks = reproduction.collect(scale)
         kept = store.finish(rows, run | reproduction.summary(checks))
@@ -79,5 +85,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "-M", "--num-micro-batches", type=int, metavar="M", help="micro-batches (default: 8; longer runs: the config's)"
     )
+    parser.add_argument("--check", action="store_true", help="only check the options: no data is needed, nothing runs")
     add_output_options(parser, "reproduce")
     return parser

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from repro.errors import UserError
@@ -22,6 +24,31 @@ from .collect import PLAIN, Run, agreement_rows, bubble_rows, learning_rows
 from .plan import Plan, TrainingPart
 
 
+def find_missing(plan: Plan) -> dict[str, str]:
+    """By task, what is missing of its data.
+
+    Raises:
+        UserError: a model has fewer layers than the plan has stages.
+    """
+    found = {}
+    with TemporaryDirectory() as logs:
+        jobs = [
+            Job(f"look at {name}", examine, (parts[0].plan.configs,), Path(logs) / f"data-{name}.log")
+            for name, parts in plan.compared.items()
+        ]
+        outcomes = run_jobs(jobs)
+    for (name, parts), [(missing, layers)] in zip(plan.compared.items(), outcomes, strict=True):
+        stages = max(part.plan.num_stages for part in parts)
+        if stages > layers:
+            raise UserError(
+                f"{parts[0].task.model} has {layers} layers at this scale, too few for {stages} stages (twice -K, in "
+                f"one process); give -K {layers // 2} or less"
+            )
+        if missing is not None:
+            found[name] = missing
+    return found
+
+
 class Reproduction:
     """Runs a plan part by part and collects rows and checks.
 
@@ -30,19 +57,16 @@ class Reproduction:
         missing: by task, what is missing of its data.
     """
 
-    def __init__(self, plan: Plan, store: CellStore, display: Display) -> None:
+    def __init__(self, plan: Plan, store: CellStore, display: Display, missing: Mapping[str, str]) -> None:
         self.runner = PartRunner(store, display)
-        self.missing: dict[str, str] = {}
+        self.missing = dict(missing)
         self._plan = plan
         self._display = display
 
     def run(self) -> None:
-        """Runs what has not been finished before.
-
-        Raises:
-            UserError: no task has its data, or a model has fewer layers than the plan has stages.
-        """
-        self._examine()
+        """Runs what has not been finished before."""
+        for name, words in self.missing.items():
+            self._display.say(f"{self._plan.compared[name][0].task.model} is left out: {words}")
         for group in self._plan.groups:
             if group.task is not None and group.task.name in self.missing:
                 for part in group.parts:
@@ -88,25 +112,6 @@ class Reproduction:
     def succeeded(self, checks: Sequence[Check]) -> bool:
         """Whether every part that could run did, and every check passed."""
         return not self.runner.failures and all(check.passed for check in checks)
-
-    def _examine(self) -> None:
-        tasks = {name: parts[0].task for name, parts in self._plan.compared.items()}
-        jobs = [
-            Job(f"look at {name}", examine, (parts[0].plan.configs,), self.runner.logs / f"data-{name}.log")
-            for name, parts in self._plan.compared.items()
-        ]
-        for (name, task), [(missing, layers)] in zip(tasks.items(), run_jobs(jobs), strict=True):
-            stages = max(part.plan.num_stages for part in self._plan.compared[name])
-            if stages > layers:
-                raise UserError(
-                    f"{task.model} has {layers} layers at this scale, too few for {stages} stages (twice -K, in one "
-                    f"process); give -K {layers // 2} or less"
-                )
-            if missing is not None:
-                self.missing[name] = missing
-                self._display.say(f"{task.model} is left out: {missing}")
-        if len(self.missing) == len(tasks):
-            raise UserError("there is no data to train on: " + " ".join(self.missing.values()))
 
     def _finished(self, part: TrainingPart) -> Run | None:
         result = self.runner.results.get(part.name)

@@ -18,6 +18,8 @@ from ..sweeps.ranks import Tell
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer-L"
 NAIVE = "naive-1"
 GIB = 2**30
+MOST_AMOEBANET_LAYERS = max(int(row["num_layers"] or 0) for row in published("table1_amoebanet")) + 6
+"""Of the largest one in Table 1: beside the L cells the stem, its two reductions, two more, and the classifier."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,13 @@ def check_full_size(plan: FullSizePlan) -> None:
     bytes_per_parameter(plan.optimizer)
 
 
+def too_many_stages(plan: FullSizePlan) -> list[int]:
+    """Those K that no published size of the model has layers for; of the Transformer every size is tried."""
+    if plan.model == TRANSFORMER:
+        return []
+    return [stages for stages in plan.num_stages or () if stages > MOST_AMOEBANET_LAYERS]
+
+
 def _configuration(column: Mapping[str, Any], plan: FullSizePlan, batch_size: int) -> Configuration:
     if column["configuration"] == NAIVE:
         return Configuration(NAIVE, 1, 1, "never")
@@ -291,7 +300,12 @@ def _searched(columns: Sequence[Mapping[str, Any]], plan: FullSizePlan, batch_si
     if plan.num_stages is None:
         return configurations
     micro_batches = min(plan.num_micro_batches or batch_size, batch_size)
-    own = [Configuration(f"pipeline-{stages}", stages, micro_batches, "always") for stages in plan.num_stages]
+    left_out = too_many_stages(plan)
+    own = [
+        Configuration(f"pipeline-{stages}", stages, micro_batches, "always")
+        for stages in plan.num_stages
+        if stages not in left_out
+    ]
     return [configurations[0], *own]
 
 

@@ -14,7 +14,17 @@ from ..sweeps.checks import Check
 from ..sweeps.environment import usable_cores
 from ..sweeps.rows import Provenance, Row
 from ..sweeps.sweep import Request, SweepPart, Target
-from .full_size_memory import AMOEBANET, NAIVE, TRANSFORMER, FullSizePlan, Variant, check_full_size, full_size
+from .full_size_memory import (
+    AMOEBANET,
+    MOST_AMOEBANET_LAYERS,
+    NAIVE,
+    TRANSFORMER,
+    FullSizePlan,
+    Variant,
+    check_full_size,
+    full_size,
+    too_many_stages,
+)
 from .measured_memory import MemoryPlan, measure_memory
 
 EXPERIMENT = "table1"
@@ -47,6 +57,9 @@ def parts(request: Request) -> list[SweepPart]:
         check_full_size(plan)
         name = f"full-size-{model.split('-')[0].lower()}"
         title = f"{model} at full size"
+        left_out = too_many_stages(plan)
+        if left_out:
+            title += f" without K = {', '.join(map(str, left_out))}, it has at most {MOST_AMOEBANET_LAYERS} layers"
         made.append(SweepPart(name, title, full_size, (plan,), 1, seconds * (4 if thorough else 1)))
     made += [
         SweepPart(

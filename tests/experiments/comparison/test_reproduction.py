@@ -177,9 +177,16 @@ def test_the_laptop_scale_must_learn(machine: Machine, tmp_path: Path) -> None:
 
 def collect(plan: Plan, folder: Path) -> list[Any]:
     with Display({}, Console(file=io.StringIO())) as display:
-        running = reproduction.Reproduction(plan, CellStore(folder, {}), display)
+        running = reproduction.Reproduction(plan, CellStore(folder, {}), display, {})
         running.run()
         return running.collect(SCALES["laptop"])[1]
+
+
+def test_a_check_needs_no_data_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    machine.missing = {task.name for task in TASKS}
+    assert run(tmp_path / "new", "--check") == 0
+    assert machine.asked == []
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,8 @@ def collect(plan: Plan, folder: Path) -> list[Any]:
     [
         (["-M", "0"], "num_micro_batches=0"),
         (["-K", "-1"], "num_stages=-1"),
+        (["-K", "3"], r"5 layers .* too few for 6 stages .* give -K 2 or less"),
+        (["-K", "3", "--check"], "give -K 2 or less"),
         (["--devices", "gpu"], "--devices gpu"),
         (["--devices", "cuda:99"], "cuda:99"),
         (["--devices", "cuda:x"], "cuda:x"),

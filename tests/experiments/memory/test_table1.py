@@ -9,15 +9,18 @@ import pytest
 from repro.errors import UserError
 from repro.experiments.memory.full_size_memory import (
     AMOEBANET,
+    MOST_AMOEBANET_LAYERS,
     TRANSFORMER,
     FullSizePlan,
     check_full_size,
     full_size,
     largest_that,
+    too_many_stages,
 )
 from repro.experiments.memory.table1 import TARGET, as_printed, fit_growth, parts, rows
 from repro.experiments.sweeps.rows import Provenance
 from repro.experiments.sweeps.sweep import Request
+from repro.models.amoebanet import amoebanet
 
 
 def request(scale: str = "smoke", **options: Any) -> Request:
@@ -82,6 +85,16 @@ def test_no_memory(memory: float) -> None:
         check_full_size(FullSizePlan(AMOEBANET, "sgd", memory, None, None, thorough=False))
     with pytest.raises(UserError, match="--memory"):
         parts(request(memory=memory))
+
+
+def test_stages_that_no_amoebanet_has_layers_for_are_left_out_and_named() -> None:
+    asked = parts(request(num_stages=(78, 128, 1000)))
+    assert [part.title for part in asked[:2]] == [
+        "Transformer-L at full size",
+        "AmoebaNet-D at full size without K = 128, 1000, it has at most 78 layers",
+    ]
+    assert too_many_stages(FullSizePlan(AMOEBANET, "sgd", None, (78, 79), None, thorough=False)) == [79]
+    assert len(amoebanet("D", num_layers=72, num_filters=8)) == MOST_AMOEBANET_LAYERS
 
 
 def test_parts_by_scale() -> None:
