@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from repro.errors import UserError
 from repro.planning import partition
@@ -16,7 +16,15 @@ from repro.planning import partition
 Cost = float | tuple[float, ...]
 
 _NAMES = ("forward", "backward", "recompute", "weight", "transfer")
-_ACTION = re.compile(r"([FRBIW])\d+@(\d+)")
+_ACTION = re.compile(r"([FRBIW])(\d+)@(\d+)")
+
+
+class Shape(NamedTuple):
+    """K, M and K x V of a run."""
+
+    num_stages: int
+    num_micro_batches: int
+    total_stages: int
 
 
 def read_costs(path: Path, num_stages: int) -> dict[str, Cost]:
@@ -35,15 +43,7 @@ def read_costs(path: Path, num_stages: int) -> dict[str, Cost]:
     Raises:
         UserError: the file cannot be read, or does not have what is needed.
     """
-    try:
-        # Whole numbers as well: one that no float holds becomes infinite, and is refused as such.
-        data = json.loads(path.read_text(encoding="utf-8"), parse_int=float)
-    except OSError as error:
-        raise UserError(f"--costs {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--costs {path}: this is no JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise UserError(f"--costs {path}: give an object with {', '.join(_NAMES)}, a profile, or a trace")
+    data = _read(path)
     if "traceEvents" in data:
         return _of_trace(path, data["traceEvents"], num_stages)
     if "seconds" in data:
@@ -54,6 +54,36 @@ def read_costs(path: Path, num_stages: int) -> dict[str, Cost]:
     if not {"forward", "backward"} <= set(costs):
         raise UserError(f"--costs {path}: there is no forward and backward in it (known: {', '.join(_NAMES)})")
     return _by_stage(path, costs, num_stages)
+
+
+def trace_shape(path: Path) -> Shape | None:
+    """The numbers of the run that a trace is of; None for files of other kinds.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    events = _read(path).get("traceEvents")
+    ranks, stages, micro_batches = set(), set(), set()
+    for event in events if isinstance(events, list) else []:
+        named = _ACTION.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
+        if named:
+            ranks.add(event.get("pid"))
+            stages.add(named[3])
+            micro_batches.add(named[2])
+    return Shape(len(ranks), len(micro_batches), len(stages)) if stages else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        # Whole numbers as well: one that no float holds becomes infinite, and is refused as such.
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=float)
+    except OSError as error:
+        raise UserError(f"--costs {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--costs {path}: this is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise UserError(f"--costs {path}: give an object with {', '.join(_NAMES)}, a profile, or a trace")
+    return data
 
 
 def _by_stage(path: Path, costs: Mapping[str, Any], num_stages: int) -> dict[str, Cost]:
@@ -89,7 +119,7 @@ def _of_trace(path: Path, events: object, num_stages: int) -> dict[str, Cost]:
     for event in events if isinstance(events, list) else []:
         named = _ACTION.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
         if named and isinstance(event.get("dur"), int | float):
-            durations.setdefault((named[1], int(named[2])), []).append(float(event["dur"]))
+            durations.setdefault((named[1], int(named[3])), []).append(float(event["dur"]))
     stages = {stage for _, stage in durations}
     if stages != set(range(num_stages)):
         raise UserError(f"--costs {path}: the trace has actions of {len(stages)} stages, but K x V is {num_stages}")

@@ -16,7 +16,7 @@ from repro.errors import UserError
 from repro.report.timeline import draw
 from repro.schedules import GENERATORS, Kind, Remat, Timeline, make_schedule, simulate, staleness
 
-from .cost_files import Cost, read_costs
+from .cost_files import Cost, read_costs, trace_shape
 from .naming import find_schedule
 
 _DESCRIPTION = """\
@@ -48,13 +48,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_all(argv)
     if options.width is not None and options.width < 20:
         parser.error(f"--width {options.width}: give at least 20 columns")
-    micro_batches = 4 * options.num_stages if options.num_micro_batches is None else options.num_micro_batches
-    virtual = options.num_virtual_stages
-    if virtual is None:
-        virtual = 2 if options.name == "zb-v" else 1
+    stages, micro_batches, virtual = _numbers(options)
     schedule = make_schedule(
         find_schedule(options.name),
-        num_stages=options.num_stages,
+        num_stages=stages,
         num_micro_batches=micro_batches,
         num_virtual_stages=virtual,
         remat=options.remat,
@@ -63,15 +60,32 @@ def main(argv: Sequence[str]) -> int:
     timeline = simulate(schedule, **costs)
     if not math.isfinite(timeline.bubble):
         raise UserError(f"costs {_shown(timeline, costs)} add up to more than a number can hold: give a larger unit")
+    if options.svg is not None:
+        _write_svg(timeline, costs, options.svg)
     if options.json:
         print(json.dumps(_as_json(timeline, costs)))
     else:
-        print(_as_text(timeline, costs, options.width, _colours(options.color)))
-    if options.svg is not None:
-        _write_svg(timeline, costs, options.svg)
-        if not options.json:
+        traced = options.costs is not None and trace_shape(options.costs) is not None
+        unit = " microseconds, medians of the trace" if traced else ""
+        print(_as_text(timeline, costs, options.width, _colours(options.color), unit))
+        if options.svg is not None:
             print(f"drawn      {options.svg}")
     return 0
+
+
+def _numbers(options: argparse.Namespace) -> tuple[int, int, int]:
+    """K, M and V: those of the options, else of the trace that the costs are from, else the defaults."""
+    traced = None if options.costs is None else trace_shape(options.costs)
+    stages, micro_batches, virtual = options.num_stages, options.num_micro_batches, options.num_virtual_stages
+    if stages is None:
+        stages = traced.num_stages if traced else 4
+    if micro_batches is None:
+        micro_batches = traced.num_micro_batches if traced else 4 * stages
+    if virtual is None and traced is not None and traced.total_stages % max(1, stages) == 0:
+        virtual = traced.total_stages // max(1, stages)
+    elif virtual is None:
+        virtual = 2 if options.name == "zb-v" else 1
+    return stages, micro_batches, virtual
 
 
 def _costs(options: argparse.Namespace, num_stages: int) -> dict[str, Cost]:
@@ -110,12 +124,16 @@ def _parser() -> ArgumentParser:
         metavar="NAME",
         help=f"one of: {', '.join(GENERATORS)} (default: gpipe); or a function MODULE.FUNCTION",
     )
-    parser.add_argument("-K", "--num-stages", type=int, default=4, metavar="K", help="pipeline ranks (default: 4)")
+    parser.add_argument("-K", "--num-stages", type=int, metavar="K", help="pipeline ranks (default: the trace's, or 4)")
     parser.add_argument(
-        "-M", "--num-micro-batches", type=int, metavar="M", help="micro-batches (default: 4 x K, the paper's rule)"
+        "-M", "--num-micro-batches", type=int, metavar="M", help="micro-batches (default: the trace's, or 4 x K)"
     )
     parser.add_argument(
-        "-V", "--num-virtual-stages", type=int, metavar="V", help="stages per rank (default: 1; zb-v: 2)"
+        "-V",
+        "--num-virtual-stages",
+        type=int,
+        metavar="V",
+        help="stages per rank (default: the trace's, or 1; zb-v: 2)",
     )
     parser.add_argument(
         "--remat",
@@ -151,12 +169,12 @@ def _cost(text: str) -> Cost:
     return values[0] if len(values) == 1 else values
 
 
-def _as_text(timeline: Timeline, costs: Mapping[str, Cost], width: int | None, colours: bool) -> str:
+def _as_text(timeline: Timeline, costs: Mapping[str, Cost], width: int | None, colours: bool, unit: str) -> str:
     columns = shutil.get_terminal_size((160, 50)).columns if width is None else width
     peaks = sorted(set(timeline.peak_live))
     lines = [
         _title(timeline),
-        f"simulated from the costs {_shown(timeline, costs)}",
+        f"simulated from the costs {_shown(timeline, costs)}{unit}",
         "",
         draw(timeline, columns, colours=colours),
         "",

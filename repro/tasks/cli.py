@@ -28,6 +28,7 @@ from repro.gpipe import ExponentialMovingAverage, GPipeStrategy, PipelineError, 
 from repro.tasks.checkpoints import misfit, read_checkpoint
 from repro.tasks.image_classification import ImageClassification
 from repro.tasks.image_data import ImageDataModule
+from repro.tasks.progress_bar import name_known_epochs
 from repro.tasks.translation import Translation, TranslationDataModule
 
 RESULTS = "results/local"
@@ -116,7 +117,9 @@ class ReproCLI(LightningCLI):
             root, name = config["default_root_dir"], self.subcommand or "run"
             tensorboard = TensorBoardLogger(root, name=name)
             kwargs["logger"] = [tensorboard, CSVLogger(root, name=name, version=tensorboard.version)]
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        name_known_epochs(trainer)
+        return trainer
 
     def predict(self, **options: Any) -> None:
         """Called in place of ``Trainer.predict``, which would drop the predictions: they go to ``predictions.pt``."""

@@ -78,8 +78,8 @@ def test_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = path.read_text()
     run(capsys, "zb-v", "-K", "2", "-M", "3", "--remat", "always", "--svg", str(path), "--json")
     assert path.read_text() == first
-    code, _, err = run(capsys, "gpipe", "--svg", str(tmp_path / "none" / "x.svg"))
-    assert code == 2 and "--svg" in err and "No such file" in err
+    code, out, err = run(capsys, "gpipe", "--svg", str(tmp_path / "none" / "x.svg"))
+    assert code == 2 and "--svg" in err and "No such file" in err and out == ""
 
 
 def test_a_function_of_ones_own(
@@ -109,6 +109,18 @@ def test_costs_whose_sum_is_no_number(form: list[str], capsys: pytest.CaptureFix
     code, out, err = run(capsys, "gpipe", "--forward", "1e308", "--backward", "1e308", *form)
     assert (code, out) == (2, "")
     assert "costs F = 1e+308, B = 1e+308 add up to more than a number can hold" in err
+
+
+def test_a_trace_says_its_own_numbers_and_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [(f"{kind}{part}@{stage}", stage % 2) for kind in "FB" for part in range(3) for stage in range(4)]
+    events = [{"ph": "X", "name": name, "pid": rank, "ts": 0, "dur": 5} for name, rank in names]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    code, out, _ = run(capsys, "interleaved", "--costs", str(path))
+    assert code == 0
+    assert "K = 2 (ranks), M = 3 (micro-batches), V = 2 (stages per rank)" in out
+    assert "B = 5,5,5,5 microseconds, medians of the trace" in out
+    assert "K = 4 (ranks), M = 6 (micro-batches), remat" in run(capsys, "-K", "4", "-M", "6", "--costs", str(path))[1]
 
 
 def test_costs_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
