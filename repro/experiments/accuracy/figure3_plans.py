@@ -101,8 +101,8 @@ _LAPTOP = Settings(
     warmup_steps=200,
     num_stages=2,
     num_micro_batches=4,
-    step_seconds={"base": 0.11, "wide": 0.16, "deep": 0.17, "large": 0.26},
-    other_seconds=25,
+    step_seconds={"base": 0.085, "wide": 0.12, "deep": 0.13, "large": 0.2},
+    other_seconds=20,
 )
 _SMOKE = Settings(
     groups=(Group("high", ("es",), (), 0), Group("middle", ("gl",), (), 0), Group("low", ("nn",), ("nn",), 4)),
