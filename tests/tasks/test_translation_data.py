@@ -15,7 +15,7 @@ from repro.datasets.paths import DataError
 from repro.datasets.vocabulary import sampling_probabilities
 from repro.errors import UserError
 from repro.gpipe import GPipeStrategy
-from repro.gpipe.reading import Progress, ReadingLoader, deal_out, is_placeholder
+from repro.gpipe.reading import Progress, ReadingLoader, Resumption, deal_out, is_placeholder
 from repro.tasks.translation import Translation
 from repro.tasks.translation_data import TranslationDataModule
 from tests.datasets.builders import english, foreign
@@ -67,12 +67,13 @@ def test_drawing_by_temperature_is_the_same_in_batches_by_tokens(packaged: Path)
 
 
 def test_batches_by_tokens_go_on_in_the_middle_of_an_epoch(packaged: Path) -> None:
-    def reading() -> ReadingLoader:
+    def reading(resumption: Resumption) -> ReadingLoader:
         loader = data_of(packaged, batch_tokens=80, temperature=5.0).train_dataloader()
-        return ReadingLoader(loader, lambda another: None, lambda: Progress(unprocessed=0, epoch_is_over=False))
+        progress = Progress(unprocessed=0, epoch_is_over=False)
+        return ReadingLoader(loader, lambda another: None, lambda: progress, resumption=resumption)
 
     torch.manual_seed(3)
-    loader = reading()
+    loader = reading(Resumption())
     batches = []
     for batch in loader:
         batches.append(batch)
@@ -81,8 +82,9 @@ def test_batches_by_tokens_go_on_in_the_middle_of_an_epoch(packaged: Path) -> No
             state = loader.state_dict()
     assert len(batches) > 25
     torch.manual_seed(99)
-    resumed = reading()
-    resumed.load_state_dict(state)
+    resumption = Resumption([state])
+    resumed = reading(resumption)
+    resumption.add(resumed)
     rest = list(resumed)
     assert [rows_of(batch) for batch in rest] == [rows_of(batch) for batch in batches[20:]]
 
