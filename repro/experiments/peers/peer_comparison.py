@@ -115,7 +115,7 @@ def parts(request: Request) -> list[SweepPart]:
                 time_equal_stages,
                 (plan,),
                 plan.num_stages,
-                2 + 0.4 * plan.num_stages + 1.1 * _count(plan) * plan.ideal * (plan.rounds + plan.warm_up),
+                3 + 0.4 * plan.num_stages + 1.1 * _count(plan) * plan.ideal * (plan.rounds + plan.warm_up),
             )
         )
     return made
