@@ -321,7 +321,7 @@ def _lasts(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) -> Check:
 TARGET = Target(
     name="peers",
     summary="This engine beside torch.distributed.pipelining, torchgpipe and a bare isend/irecv loop: step times.",
-    minutes={"smoke": 0.4, "laptop": 10},
+    minutes={"smoke": 0.4, "laptop": 11},
     parts=parts,
     rows=rows,
     add_options=add_options,
