@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -62,14 +62,11 @@ def trace_shape(path: Path) -> Shape | None:
     Raises:
         UserError: the file cannot be read.
     """
-    events = _read(path).get("traceEvents")
     ranks, stages, micro_batches = set(), set(), set()
-    for event in events if isinstance(events, list) else []:
-        named = _ACTION.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
-        if named:
-            ranks.add(event.get("pid"))
-            stages.add(named[3])
-            micro_batches.add(named[2])
+    for action, event in _actions(_read(path).get("traceEvents")):
+        ranks.add(event.get("pid"))
+        stages.add(action[3])
+        micro_batches.add(action[2])
     return Shape(len(ranks), len(micro_batches), len(stages)) if stages else None
 
 
@@ -116,10 +113,9 @@ def _by_stage(path: Path, costs: Mapping[str, Any], num_stages: int) -> dict[str
 
 def _of_trace(path: Path, events: object, num_stages: int) -> dict[str, Cost]:
     durations: dict[tuple[str, int], list[float]] = {}
-    for event in events if isinstance(events, list) else []:
-        named = _ACTION.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
-        if named and isinstance(event.get("dur"), int | float):
-            durations.setdefault((named[1], int(named[3])), []).append(float(event["dur"]))
+    for action, event in _actions(events):
+        if isinstance(event.get("dur"), int | float):
+            durations.setdefault((action[1], int(action[3])), []).append(float(event["dur"]))
     stages = {stage for _, stage in durations}
     if stages != set(range(num_stages)):
         raise UserError(f"--costs {path}: the trace has actions of {len(stages)} stages, but K x V is {num_stages}")
@@ -133,6 +129,14 @@ def _of_trace(path: Path, events: object, num_stages: int) -> dict[str, Cost]:
     if any(by_kind["W"]):
         costs["weight"] = by_kind["W"]
     return costs
+
+
+def _actions(events: object) -> Iterator[tuple[re.Match[str], dict[str, Any]]]:
+    """The events of a trace that are actions: kind, micro-batch and stage, and the event."""
+    for event in events if isinstance(events, list) else []:
+        action = _ACTION.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
+        if action:
+            yield action, event
 
 
 def _values(path: Path, name: str, values: Any) -> list[float]:

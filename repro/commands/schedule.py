@@ -16,7 +16,7 @@ from repro.errors import UserError
 from repro.report.timeline import draw
 from repro.schedules import GENERATORS, Kind, Remat, Timeline, make_schedule, simulate, staleness
 
-from .cost_files import Cost, read_costs, trace_shape
+from .cost_files import Cost, Shape, read_costs, trace_shape
 from .naming import find_schedule
 
 _DESCRIPTION = """\
@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_all(argv)
     if options.width is not None and options.width < 20:
         parser.error(f"--width {options.width}: give at least 20 columns")
-    stages, micro_batches, virtual = _numbers(options)
+    traced = None if options.costs is None else trace_shape(options.costs)
+    stages, micro_batches, virtual = _numbers(options, traced)
     schedule = make_schedule(
         find_schedule(options.name),
         num_stages=stages,
@@ -65,7 +66,6 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(_as_json(timeline, costs)))
     else:
-        traced = options.costs is not None and trace_shape(options.costs) is not None
         unit = " microseconds, medians of the trace" if traced else ""
         print(_as_text(timeline, costs, options.width, _colours(options.color), unit))
         if options.svg is not None:
@@ -73,9 +73,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _numbers(options: argparse.Namespace) -> tuple[int, int, int]:
+def _numbers(options: argparse.Namespace, traced: Shape | None) -> tuple[int, int, int]:
     """K, M and V: those of the options, else of the trace that the costs are from, else the defaults."""
-    traced = None if options.costs is None else trace_shape(options.costs)
     stages, micro_batches, virtual = options.num_stages, options.num_micro_batches, options.num_virtual_stages
     if stages is None:
         stages = traced.num_stages if traced else 4
