@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -125,9 +125,14 @@ CHANGED = (
 )
 
 
-def changes(values: Iterable[Tensor | None]) -> tuple[int, ...]:
-    """How often each tensor has been changed in place, by PyTorch's count; 0 where it does not count."""
-    return tuple(0 if e is None or e.is_inference() else e._version for e in values)
+def changes(value: Tensor | None) -> int:
+    """How often a tensor has been changed in place, by PyTorch's count; 0 where it does not count."""
+    return 0 if value is None or value.is_inference() else value._version
+
+
+def changes_of(boundary: Boundary) -> tuple[int, ...]:
+    """Likewise of each element."""
+    return tuple(map(changes, elements(boundary)))
 
 
 class MicroBatches:

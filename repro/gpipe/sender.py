@@ -35,8 +35,8 @@ class Sender:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[dist.Work, Tensor, tuple[int, ...]]] = deque()
-        self._kept: list[tuple[dist.Work, Tensor, tuple[int, ...]]] = []
+        self._pending: deque[tuple[dist.Work, Tensor, int]] = deque()
+        self._kept: list[tuple[dist.Work, Tensor, int]] = []
         self._has_changed = False
         self._waiting = threading.Lock()
         # Each is counted up by one thread at a time.
@@ -52,7 +52,7 @@ class Sender:
         peer = self._peers.get((group, destination))
         if peer is None:
             peer = self._peers[group, destination] = Peer.of(destination, group)
-        changed = changes((whole,))
+        changed = changes(whole)
         with TalkingTo(destination):
             work = group.send([as_sent(whole)], peer.group_rank, tag)
         if not whole.is_cpu:
@@ -96,7 +96,7 @@ class Sender:
         """
         for work, sent, changed in self._kept:
             work.wait()
-            self._has_changed |= changes((sent,)) != changed
+            self._has_changed |= changes(sent) != changed
         self._kept.clear()
         self._wait_for_pending()
         if self._has_changed:
@@ -109,7 +109,7 @@ class Sender:
                 work, sent, changed = self._pending[0]
                 with contextlib.suppress(RuntimeError):  # a broken connection; the next receive meets it as well
                     work.wait()
-                self._has_changed |= changes((sent,)) != changed
+                self._has_changed |= changes(sent) != changed
                 self._pending.popleft()
                 self._bytes_arrived += sent.nbytes
 

@@ -17,7 +17,7 @@ from repro.errors import UserError
 from .aliases import separate_gradients
 from .autograd_engine import run_backward
 from .batchnorm import PooledBatchNorm
-from .microbatch import CHANGED, Boundary, changes, check_boundary, elements, map_tensors
+from .microbatch import CHANGED, Boundary, changes_of, check_boundary, elements, map_tensors
 from .rng import StepKey, generator
 from .split_backward import WeightGradients, backward_inputs
 
@@ -55,7 +55,7 @@ class _Flight:
     learns: bool
     seeds: tuple[int, ...]
     inputs: Boundary
-    changed: tuple[int, ...]
+    changed: tuple[int, ...] = ()
     wanted: tuple[bool, ...] = ()
     targets: Boundary | None = None
     outputs: tuple[Tensor | None, ...] | None = None
@@ -179,11 +179,13 @@ class Stage:
         if ready is None or ready.inputs is not inputs:
             self.prepare(micro_batch, inputs, key, drop=drop)
             ready = self._ready.pop(micro_batch)
-        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs, changes(elements(inputs)))
+        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
         entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
         with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
             outputs, report = self._run(flight, entered, targets, again=drop)
-        if self.index and not drop:
+        if self.index and drop:
+            flight.changed = changes_of(inputs)
+        elif self.index:
             _tell_changes(inputs, entered)
         flight.wanted = _wanted(outputs, everywhere=ready.learns)
         flight.learns = ready.learns or any(flight.wanted)
@@ -198,7 +200,7 @@ class Stage:
         flight = self._flights[micro_batch]
         if not flight.learns:
             return
-        if self.index and changes(elements(flight.inputs)) != flight.changed:
+        if self.index and changes_of(flight.inputs) != flight.changed:
             raise UserError(CHANGED)
         token = _RECOMPUTING.set(True)
         try:

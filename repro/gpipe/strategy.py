@@ -402,13 +402,15 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        known = len(self._layouts[self.optimizers.index(optimizer)].groups)
-        for group in optimizer.param_groups[known:]:
-            if not self.engine.holds(parameter for parameter in group["params"] if not parameter.is_meta):
+        which = self.optimizers.index(optimizer)
+        added = optimizer.param_groups[len(self._layouts[which].groups) :]
+        if added:
+            if not self.engine.holds(p for group in added for p in group["params"] if not p.is_meta):
                 raise UserError(
                     "add_param_group was given a parameter that no layer had when the fit began: the pipeline does not "
                     "train it. Make it in layers() or configure_model(), and let it learn later (requires_grad_)"
                 )
+            self._layouts[which] = self._layouts[which].with_new_groups(optimizer)
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @override

@@ -10,7 +10,7 @@ from torch import Tensor
 from repro.errors import UserError
 from repro.schedules import Message, Schedule
 
-from .microbatch import CHANGED, BatchError, Boundary, changes, elements, like
+from .microbatch import CHANGED, BatchError, Boundary, changes_of, elements, like
 from .stage import InputGradient
 from .tracing import Recorder
 from .wire import BoundarySpec, spec_of
@@ -45,12 +45,14 @@ class LocalTransport:
         """Hands the output of ``message.source_stage`` on; ``requires_grad`` says which elements want a gradient."""
         self._check(message, spec_of(boundary, requires_grad))
         device = self._devices[message.target_stage]
-        handed_on = [
-            None if e is None else _handed_on(e).to(device, non_blocking=True).requires_grad_(flag)
-            for e, flag in zip(elements(boundary), requires_grad, strict=True)
-        ]
-        waiting = (like(boundary, handed_on), changes(handed_on))
-        self._activations[message.target_stage, message.micro_batch] = waiting
+        handed_on = like(
+            boundary,
+            [
+                None if e is None else _handed_on(e).to(device, non_blocking=True).requires_grad_(flag)
+                for e, flag in zip(elements(boundary), requires_grad, strict=True)
+            ],
+        )
+        self._activations[message.target_stage, message.micro_batch] = handed_on, changes_of(handed_on)
 
     def coming_activation(self, message: Message) -> Boundary | None:
         """What ``receive_activation`` is going to return, before its values are there; None where that is not known."""
@@ -59,7 +61,7 @@ class LocalTransport:
     def receive_activation(self, message: Message) -> Boundary:
         """The input of ``message.target_stage``, detached."""
         boundary, changed = self._activations.pop((message.target_stage, message.micro_batch))
-        if changes(elements(boundary)) != changed:
+        if changes_of(boundary) != changed:
             raise UserError(CHANGED)
         return boundary
 
