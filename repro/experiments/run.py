@@ -11,6 +11,7 @@ from typing import Any
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
+from repro.words import counted
 
 from .catalogue import TARGETS, find_target
 from .sweeps.environment import usable_cores
@@ -90,7 +91,7 @@ def _run(order: _Order) -> tuple[Path, bool]:
         groups, cores = side_by_side(parts), usable_cores()
         expected = duration(request.scale, sum(_seconds(group, cores) for group in groups) / 60)
         display.say(
-            f"repro run {target.name} --scale {request.scale}: {len(parts)} part{'' if len(parts) == 1 else 's'}, "
+            f"repro run {target.name} --scale {request.scale}: {counted(len(parts), 'part')}, "
             f"{expected} if none is finished; results go to {store.folder}"
         )
         runner = PartRunner(store, display)

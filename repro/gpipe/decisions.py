@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from repro.planning import stage_costs
 from repro.schedules import Schedule, make_schedule, simulate
 from repro.schedules.comparison import Work, smallest_for_bubble
+from repro.words import counted, plural
 
 from .building import GIVEN
 
@@ -55,17 +56,16 @@ def announce_decisions(
         most = max(range(len(stage_bytes)), key=lambda stage: stage_bytes[stage])
         needs = f"; stage {most} takes the most memory, {stage_bytes[most] / 2**30:.3g} GiB"
     virtual = f" x V = {num_virtual_stages}" if num_virtual_stages > 1 else ""
-    peak = max(timeline.peak_live)
     where = "in this process" if processes == 1 else f"in {processes} processes"
     replicas = f", D = {data_parallel_size} replicas" if data_parallel_size > 1 else ""
     rank_zero_info(
-        f"Pipeline: K = {num_stages}{virtual} {_plural('stage', num_stages * num_virtual_stages)} {where}{replicas}, "
-        f"M = {num_micro_batches} {_plural('micro-batch', num_micro_batches)}, schedule {plan.name}, "
+        f"Pipeline: K = {num_stages}{virtual} {plural('stage', num_stages * num_virtual_stages)} {where}{replicas}, "
+        f"M = {counted(num_micro_batches, 'micro-batch')}, schedule {plan.name}, "
         f"remat {remat}.\n"
         f"Partition by {rule}{within}: {list(partition)} layers; the largest stage ({bottleneck}) has "
         f"{per_stage[bottleneck] / unit:.2f} x the mean cost{cost}{needs}.\n"
         f"Predicted (backward = 2 x forward, no transfer time): bubble {float(timeline.bubble):.1%}; at most "
-        f"{peak} {_plural('micro-batch', peak)} with live activations on a rank."
+        f"{counted(max(timeline.peak_live), 'micro-batch')} with live activations on a rank."
     )
     for advice in (_more_micro_batches(plan, schedule), _better_balance(per_stage, num_layers=len(costs), rule=rule)):
         if advice is not None:
@@ -105,9 +105,3 @@ def _more_micro_batches(plan: Schedule, schedule: str | Callable[..., Schedule])
         return f"{said}; more micro-batches make it smaller, {unless}."
     rule = f", and the paper's rule is 4 x num_stages = {4 * plan.num_stages}" if plan.name == "gpipe" else ""
     return f"{said}; num_micro_batches={enough.num_micro_batches} is enough for {float(_SMALL):.0%}{rule}, {unless}."
-
-
-def _plural(word: str, number: int) -> str:
-    if number == 1:
-        return word
-    return f"{word}es" if word.endswith("ch") else f"{word}s"

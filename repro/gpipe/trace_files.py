@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from repro.errors import UserError
+from repro.words import counted
 
 from .clocks import gather_trace
 from .strategy import GPipeStrategy
@@ -194,10 +195,9 @@ class TraceWriter(Callback):
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._seen <= self._step:
-            batches = "1 batch" if self._seen == 1 else f"{self._seen} batches"
             rank_zero_warn(
                 f"TraceWriter(step={self._step}) wrote nothing into {self._folder}: it writes batch {self._step}, "
-                f"counted from 0, and the run had {batches}; give a smaller step"
+                f"counted from 0, and the run had {counted(self._seen, 'batch')}; give a smaller step"
             )
 
 

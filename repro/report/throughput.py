@@ -9,6 +9,7 @@ from repro.datasets.paper import published
 from repro.experiments.sweeps.rows import Provenance, Row
 from repro.experiments.throughput.rows import IDEAL, RATIO
 from repro.experiments.throughput.table import REMATS, SEPARATE, WHOLE
+from repro.words import counted
 
 from .lines import NOTHING, Figure, Grid, Line, Section, find_row, line
 from .loading import Results
@@ -128,8 +129,8 @@ def _how(model: str, results: Results) -> str:
     if left:
         numbers = ", ".join(map(str, left))
         text += (
-            f"Cells with K = {numbers} are not measured: there {'is' if there == 1 else 'are'} {there} "
-            f"{one}{'' if there == 1 else 's'}, and stages that share one would not run side by side. "
+            f"Cells with K = {numbers} are not measured: there {'is' if there == 1 else 'are'} "
+            f"{counted(there, one)}, and stages that share one would not run side by side. "
         )
         if name is None and there >= base[0]:
             text += f"K = {base[0]}, M = {base[1]} alone would be relative to nothing but itself. "

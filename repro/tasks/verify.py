@@ -15,6 +15,7 @@ from rich.table import Table
 from repro.arguments import ArgumentParser, positive
 from repro.gpipe import Verification, verify
 from repro.tasks.cli import ReproCLI, quiet
+from repro.words import counted
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -94,10 +95,10 @@ def _first_batch(data: Any) -> Any:
 
 def _show(outcome: Verification, limit: int) -> None:
     console = Console()
-    rows, stages = outcome.micro_batches, len(outcome.partition)
+    rows = outcome.micro_batches
     console.print(
-        f"K = {stages} stage{'' if stages == 1 else 's'} of {list(outcome.partition)} layers on "
-        f"{', '.join(outcome.devices)}; M = {len(rows)} micro-batch{'' if len(rows) == 1 else 'es'} of {max(rows)} "
+        f"K = {counted(len(outcome.partition), 'stage')} of {list(outcome.partition)} layers on "
+        f"{', '.join(outcome.devices)}; M = {counted(len(rows), 'micro-batch')} of {max(rows)} "
         f"rows{'' if min(rows) == max(rows) else ' or one less'}; "
         f"{outcome.dtype}",
         soft_wrap=True,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -13,24 +12,13 @@ from repro.gpipe.decisions import announce_decisions
 from repro.schedules import Remat, Schedule
 from repro.schedules.gpipe import gpipe
 
-
-class Advised(Protocol):
-    """What is said beside the decisions themselves, of equal stages of two layers unless costs are given."""
-
-    def __call__(
-        self,
-        schedule: object,
-        num_stages: int,
-        num_micro_batches: int,
-        virtual: int = 1,
-        remat: str = "never",
-        costs: Sequence[float] = (),
-        rule: str = "time",
-    ) -> str: ...
+Advised = Callable[..., str]
 
 
 @pytest.fixture
 def advised(caplog: pytest.LogCaptureFixture) -> Advised:
+    """What is said beside the decisions themselves, of equal stages of two layers unless costs are given."""
+
     def advised(
         schedule: object,
         num_stages: int,

@@ -10,6 +10,7 @@ from typing import Any
 
 from repro.arguments import ArgumentParser
 from repro.errors import UserError
+from repro.words import counted
 
 from .cells import CellStore
 from .environment import describe_run
@@ -40,7 +41,7 @@ def in_words(minutes: float) -> str:
     """Seconds, or whole minutes."""
     if minutes < 1:
         return f"{60 * minutes:.0f} seconds"
-    return f"about {minutes:.0f} minute{'' if round(minutes) == 1 else 's'}"
+    return f"about {counted(round(minutes), 'minute')}"
 
 
 def chosen_device(devices: str | None, scale: str) -> str:
