@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -307,13 +307,12 @@ class Engine:
         generators = [generator(device) for device in self._devices]
         states = [drawn_from.get_state() for drawn_from in generators]
         try:
-            with nullcontext() if self.mesh is None else self.mesh.explaining():
-                yield
+            yield
         except BaseException as error:
-            if self.mesh is None:
+            if self.mesh is None or isinstance(error, PipelineError):
                 raise
-            if isinstance(error, PipelineError):
-                raise
+            if isinstance(error, ConnectionLost):
+                raise self.mesh.explained(error) from error
             self.mesh.watchdog.report(
                 str(error)
                 if isinstance(error, StageError | UserError)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .microbatch import Boundary
-from .wire import Peer, TalkingTo, start_receive, start_tensors
+from .wire import Peer, start_receive, start_tensors, wait_for
 
 MAIL = 1
 """The tag of mail."""
@@ -78,15 +78,13 @@ class Mailbox:
         if peer is None:
             peer = self._sources[source] = Peer.of(source, self._group)
         work, data = self._posted.pop(source) if source in self._posted else _start(peer, _FRAME)
-        with TalkingTo(source):
-            work.wait()
+        wait_for([work], peer)
         length, tail_length = _LENGTHS.unpack_from(data)
         end = _LENGTHS.size + length
         missing = end + tail_length - _FRAME
         if missing > 0:
             work, rest = _start(peer, missing)
-            with TalkingTo(source):
-                work.wait()
+            wait_for([work], peer)
             data = data + rest  # not in place: a tensor is over it
         return bytes(data[_LENGTHS.size : end]), bytes(data[end : end + tail_length])
 

@@ -39,6 +39,12 @@ class PipelineMesh:
         data_parallel_size: D.
         device: of this rank: the CPU (gloo), which is the default, or a GPU (NCCL).
 
+    Attributes:
+        global_rank: of this process.
+        replica: of this rank, 0-based.
+        pipeline_rank: of this rank within its replica.
+        reads_data: whether this rank reads the data of its replica.
+
     Raises:
         UserError: the world has not K x D ranks.
     """
@@ -56,6 +62,7 @@ class PipelineMesh:
         self.global_rank = dist.get_rank()
         self.device = device or torch.device("cpu")
         self.replica, self.pipeline_rank = divmod(self.global_rank, num_stages)
+        self.reads_data = self.pipeline_rank == 0
         self.device_mesh = init_device_mesh(
             self.device.type, (data_parallel_size, num_stages), mesh_dim_names=("data", "pipeline")
         )
@@ -79,11 +86,6 @@ class PipelineMesh:
         )
         # No rank starts work, and may fail, before every rank can be told of it.
         dist.barrier(group=self.control)
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether this rank reads the data of its replica."""
-        return self.pipeline_rank == 0
 
     def rank_of(self, pipeline_rank: int) -> int:
         """Global rank of a pipeline rank of this replica."""
@@ -120,13 +122,17 @@ class PipelineMesh:
         try:
             yield
         except ConnectionLost as error:
-            failure = self.watchdog.explain()
-            if failure is None:
-                self.watchdog.report(str(error))
-                raise PipelineError(str(error)) from error
-            if self.watchdog.store_is_lost:
-                raise PipelineError(f"{error.where}: {failure.message}", rank_0_is_gone=True) from error
-            raise PipelineError(failure.message) from error
+            raise self.explained(error) from error
+
+    def explained(self, error: ConnectionLost) -> PipelineError:
+        """The failure that a lost connection is due to."""
+        failure = self.watchdog.explain()
+        if failure is None:
+            self.watchdog.report(str(error))
+            return PipelineError(str(error))
+        if self.watchdog.store_is_lost:
+            return PipelineError(f"{error.where}: {failure.message}", rank_0_is_gone=True)
+        return PipelineError(failure.message)
 
     def break_connections(self) -> None:
         """Ends every pending wait of this process with an error.

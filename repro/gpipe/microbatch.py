@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -90,6 +91,7 @@ def count_rows(inputs: object, targets: object | None = None) -> int:
     return first[1]
 
 
+@lru_cache(maxsize=64)
 def micro_batch_rows(rows: int, num_micro_batches: int) -> tuple[int, ...]:
     """Rows of each micro-batch: as equal as can be, the longer ones first, never an empty one.
 

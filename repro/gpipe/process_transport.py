@@ -27,6 +27,7 @@ from .wire import (
     TensorSpec,
     absent,
     empty_frames,
+    gradient_spec,
     spec_of,
     start_receive,
     wait_for,
@@ -54,7 +55,11 @@ class _Posted:
     @property
     def boundary(self) -> Boundary:
         """What the stage is given."""
-        return self.values if self.spec.is_tuple else next(value for value in self.values if value is not None)
+        if self.spec.is_tuple:
+            return self.values
+        (value,) = self.values
+        assert value is not None
+        return value
 
 
 class _Inbox:
@@ -93,7 +98,8 @@ class _Inbox:
 
     def wait(self, posted: _Posted) -> None:
         """Waits until the message is there."""
-        wait_for(posted.works, self.source)
+        if posted.works:
+            wait_for(posted.works, self.source)
 
 
 class ProcessTransport(LocalTransport):
@@ -172,8 +178,7 @@ class ProcessTransport(LocalTransport):
             self._sender.send_tensors(values, peer, self._channel(message.direction, target))
         if follows is not None:
             self._sender.send_object(follows, peer, control)
-        wanted = tuple(e if e is not None and e.requires_grad else None for e in spec.elements)
-        self._wanted[message.source_stage, message.micro_batch] = BoundarySpec(True, wanted)
+        self._wanted[message.source_stage, message.micro_batch] = gradient_spec(spec)
 
     @override
     def coming_activation(self, message: Message) -> Boundary | None:
@@ -228,7 +233,8 @@ class ProcessTransport(LocalTransport):
             received = inbox.posted.pop(message)
             self._post_ahead(inbox, message)
             inbox.wait(received)
-            self._confirm(inbox, received)
+            if received.place is not None:
+                self._confirm(inbox, received)
             carried.note(received.values)
         return received
 

@@ -11,18 +11,27 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from repro.errors import UserError
 
 _64_BITS = 2**64 - 1
+_PLACE = struct.Struct("<2Q")
 
 
 def mix(*parts: int) -> int:
     """Hashes integers (64 bits each) to 32 bits; the CPU generator uses no more of a seed."""
-    packed = struct.pack(f"<{len(parts)}Q", *(part & _64_BITS for part in parts))
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest(), "little")
+    return _hashed(_packed(*parts))
+
+
+def _packed(*parts: int) -> bytes:
+    return struct.pack(f"<{len(parts)}Q", *(part & _64_BITS for part in parts))
+
+
+def _hashed(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
 
 
 def initialisation_seed(seed: int, layer: int) -> int:
@@ -45,8 +54,12 @@ class StepKey:
     replica: int = 0
 
     def layer(self, micro_batch: int, layer: int) -> int:
-        """The 32-bit seed of ``layer`` (global index) on ``micro_batch``."""
-        return mix(self.seed, self.batch, self.replica, micro_batch, layer)
+        """The 32-bit seed of ``layer`` (global index) on ``micro_batch``: ``mix`` of the key."""
+        return _hashed(self._start + _PLACE.pack(micro_batch, layer))
+
+    @cached_property
+    def _start(self) -> bytes:
+        return _packed(self.seed, self.batch, self.replica)
 
 
 def generator(device: torch.device) -> torch.Generator:

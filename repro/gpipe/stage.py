@@ -68,19 +68,6 @@ class _Flight:
             self.outputs = kept
 
 
-@dataclass
-class _Ready:
-    """What F of a micro-batch needs and the values of its inputs have no part in.
-
-    ``entered`` is what the first layer gets, None where that is a copy, since R starts from the inputs again.
-    """
-
-    inputs: Boundary
-    learns: bool
-    entered: Boundary | None
-    seeds: tuple[int, ...]
-
-
 class Stage:
     """Runs F, R and B, or I and W, of one stage.
 
@@ -113,7 +100,7 @@ class Stage:
         self._parameters = tuple(dict.fromkeys(p for layer in self.layers.values() for p in layer.parameters()))
         self.batch_norm = PooledBatchNorm(module for layer in self.layers.values() for module in layer.modules())
         self._draws = (*self.layers, max(self.layers, default=-1) + 1) if loss else tuple(self.layers)
-        self._ready: dict[int, _Ready] = {}
+        self._ready: dict[int, tuple[_Flight, Boundary | None]] = {}
         self._flights: dict[int, _Flight] = {}
         self._without_gradient: list[nn.Parameter] | None = None
         self._told = False
@@ -161,9 +148,9 @@ class Stage:
 
         So whoever waits for them has less to do once they have come.
         """
-        learns = self._needs_gradient(inputs)
-        entered = None if drop else map_tensors(_enter, inputs)
-        self._ready[micro_batch] = _Ready(inputs, learns, entered, self._seeds(key, micro_batch))
+        flight = _Flight(self._needs_gradient(inputs), self._seeds(key, micro_batch), inputs)
+        # What the first layer gets; where R starts from the inputs again it is a copy of the values.
+        self._ready[micro_batch] = flight, None if drop else map_tensors(_enter, inputs)
 
     def forward(
         self, micro_batch: int, inputs: Boundary, targets: Targets | None, key: StepKey, *, drop: bool
@@ -176,19 +163,21 @@ class Stage:
             drop: drop the activations; ``recompute`` makes them again.
         """
         ready = self._ready.pop(micro_batch, None)
-        if ready is None or ready.inputs is not inputs:
+        if ready is None or ready[0].inputs is not inputs:
             self.prepare(micro_batch, inputs, key, drop=drop)
             ready = self._ready.pop(micro_batch)
-        flight = self._flights[micro_batch] = _Flight(ready.learns, ready.seeds, inputs)
-        entered = map_tensors(_enter_copy, inputs) if ready.entered is None else ready.entered
-        with torch.set_grad_enabled(not drop or not ready.learns), self.batch_norm.watching(record=True):
+        flight, entered = ready
+        self._flights[micro_batch] = flight
+        if entered is None:
+            entered = map_tensors(_enter_copy, inputs)
+        with torch.set_grad_enabled(not drop or not flight.learns), self.batch_norm.watching(record=True):
             outputs, report = self._run(flight, entered, targets, again=drop)
         if self.index and drop:
             flight.changed = changes_of(inputs)
         elif self.index:
             _tell_changes(inputs, entered)
-        flight.wanted = _wanted(outputs, everywhere=ready.learns)
-        flight.learns = ready.learns or any(flight.wanted)
+        flight.wanted = _wanted(outputs, everywhere=flight.learns)
+        flight.learns |= any(flight.wanted)
         if not drop:
             flight.keep(outputs, report)
         if report is not None:
@@ -344,14 +333,14 @@ def _seeded(
     outputs: tuple[Tensor | None, ...] | None, gradients: tuple[Tensor | None, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs from which a backward starts, and their gradients."""
-    if outputs is None or not gradients:
-        return [], []
-    pairs = [
-        (output, gradient)
-        for output, gradient in zip(outputs, gradients, strict=True)
-        if output is not None and gradient is not None and output.requires_grad
-    ]
-    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
+    roots: list[Tensor] = []
+    seeds: list[Tensor] = []
+    if outputs is not None and gradients:
+        for output, gradient in zip(outputs, gradients, strict=True):
+            if output is not None and gradient is not None and output.requires_grad:
+                roots.append(output)
+                seeds.append(gradient)
+    return roots, seeds
 
 
 def _wanted(outputs: Boundary, *, everywhere: bool) -> tuple[bool, ...]:

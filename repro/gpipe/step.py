@@ -61,9 +61,8 @@ class Step:
         self._transport = transport
         self._running = running
         self._last = last
-        self._rows = rows
         self._key = key
-        self._remat = remat
+        self._drops = [remat.recomputes(micro_batch, len(rows)) for micro_batch in range(len(rows))]
         self._seed = seed
         # Layers leave autocast as they find it, so one look does for all actions.
         kinds = {"cpu", *(stage.device.type for stage in stages.values())}
@@ -113,14 +112,11 @@ class Step:
         message = Message("activation", index - 1, index, micro_batch)
         coming = self._transport.coming_activation(message) if index else self._first_inputs(micro_batch)
         if coming is not None:
-            self._stages[index].prepare(micro_batch, coming, self._key, drop=self._drops(micro_batch))
+            self._stages[index].prepare(micro_batch, coming, self._key, drop=self._drops[micro_batch])
 
     def _first_inputs(self, micro_batch: int) -> Boundary:
         assert self.inputs is not None
         return self.inputs[micro_batch]
-
-    def _drops(self, micro_batch: int) -> bool:
-        return self._remat.recomputes(micro_batch, len(self._rows))
 
     def _forward(self, rank: int, action: Action) -> None:
         _, index, micro_batch = action
@@ -137,7 +133,7 @@ class Step:
         with self._running(rank, action):
             self._forget_casts()
             if self._mode is Mode.TRAIN:
-                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=self._drops(micro_batch))
+                outputs, report = stage.forward(micro_batch, inputs, targets, self._key, drop=self._drops[micro_batch])
             else:
                 outputs, report = stage.infer(micro_batch, inputs, targets, self._key)
         if index < self._last:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ class ConnectionLost(RuntimeError):
 
 
 class TalkingTo:
-    """Names the peer in an error of the backend."""
+    """Names the peer in an error of the backend; where a stage waits, ``try`` does it without the time of a call."""
 
     __slots__ = ("_peer",)
 
@@ -140,6 +141,12 @@ def spec_of(boundary: Boundary, requires_grad: tuple[bool, ...] | None = None) -
     )
 
 
+@lru_cache(maxsize=64)
+def gradient_spec(spec: BoundarySpec) -> BoundarySpec:
+    """The header of the gradients that come back for ``spec``: of its elements that require one."""
+    return BoundarySpec(True, tuple(e if e is not None and e.requires_grad else None for e in spec.elements))
+
+
 def absent(spec: TensorSpec, device: torch.device) -> Tensor:
     """What travels in place of a tensor that is not there; zeros where the dtype cannot tell.
 
@@ -196,8 +203,8 @@ def as_frames(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def empty_frames(specs: Sequence[TensorSpec], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
     """Buffers to receive what ``as_frames`` sends, and the tensors in them."""
-    sizes = [_aligned(spec.nbytes) for spec in specs]
-    if len(specs) < 2 or sum(sizes) > _PIECE:
+    sizes = [_aligned(spec.nbytes) for spec in specs] if len(specs) > 1 else []
+    if not sizes or sum(sizes) > _PIECE:
         values = [torch.empty(spec.shape, dtype=spec.dtype, device=device) for spec in specs]
         return [value for value in values if value.numel()], values
     piece = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
@@ -222,15 +229,19 @@ def start_receive(into: Tensor, source: Peer, tag: int = 0) -> dist.Work:
 
     The group's own call, as ``dist.irecv`` makes it: what that adds (logging, look-ups) costs more than the call.
     """
-    with TalkingTo(source.rank):
+    try:
         return source.group.recv([as_sent(into)], source.group_rank, tag)
+    except RuntimeError as error:
+        raise ConnectionLost(source.rank) from error
 
 
 def wait_for(works: list[dist.Work], source: Peer) -> None:
     """Waits for receives from ``source``, and takes them out of the list."""
-    with TalkingTo(source.rank):
+    try:
         while works:
             works.pop().wait()
+    except RuntimeError as error:
+        raise ConnectionLost(source.rank) from error
 
 
 def as_sent(tensor: Tensor) -> Tensor:
