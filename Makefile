@@ -68,7 +68,7 @@ remat: ## 7 | what re-materialization costs and saves
 breakdown: ## 1 | where the time of a step goes
 bubble: ## 3 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
-peers: ## 11 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
+peers: ## 13 | this engine beside PyTorch's pipeline, torchgpipe and a bare loop
 table4: ## 7 | image sets: transfer, any K gives the same accuracy, larger models
 figure3: ## 21 | translation: multilingual models of growing capacity against bilingual ones
 table5: ## 5 | translation: larger batches

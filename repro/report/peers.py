@@ -118,8 +118,9 @@ def _emulated(rows: Sequence[Row], others: Sequence[Row], size: int, *, judged: 
         f"Every stage waits {1000 * params['forward']:g} ms for F and {1000 * params['backward']:g} ms for B of a "
         f"micro-batch, and hands on {_size(size)}; processes, schedule and messages are real. What a step takes beyond "
         f"{IDEAL} is what an engine and its messages cost, and waking up from each wait. One process and one thread a "
-        f"stage, no re-materialization, {params['rounds']} rounds in which the ways take turns; median ± half the "
-        "interquartile range, ratios of the same round. Schedule1F1B refuses M < K."
+        f"stage, no re-materialization, {params['rounds']} rounds in which the ways take turns, each with steps that "
+        "follow one another as in training and fill 0.3 s or more; median ± half the interquartile range, ratios of "
+        "the same round. Schedule1F1B refuses M < K."
     )
     figures = []
     if size == SMALL_BOUNDARY and _of(rows, EMULATED):

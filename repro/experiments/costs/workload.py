@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 ENGINE = "this engine"
@@ -13,6 +14,9 @@ TORCHGPIPE = "torchgpipe"
 IDEAL = "(M+K-1)(t_F+t_B)"
 ONE_PROCESS = "one process"
 NUM_STAGES = 2
+
+_SAMPLE = 0.3
+"""Seconds that what is timed together lasts at least, so that the barriers around it (0.5 ms) do not count."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,11 @@ class EqualStages:
     def allows_1f1b(self) -> bool:
         """Whether 1F1B is timed too: PyTorch's refuses fewer micro-batches than stages."""
         return self.num_micro_batches >= self.num_stages
+
+    @property
+    def steps(self) -> int:
+        """Steps of a way that are timed together, one after the other as in training."""
+        return math.ceil(_SAMPLE / self.ideal)
 
     @property
     def ideal(self) -> float:

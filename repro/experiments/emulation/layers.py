@@ -7,6 +7,7 @@ messages of eight stages. What is emulated is how long layers and links take, no
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from ..costs.link import Link
 _PR_SET_TIMERSLACK = 29
 _NANOSECOND = 1
 
+_WAKING = 120e-6
+"""Seconds by which nearly every sleep is too long at most, also on a virtual machine."""
+
 
 def sharpen_timers() -> None:
     """Has the waits of this thread end when they should: Linux adds 50 us to those of ordinary threads.
@@ -34,10 +38,15 @@ def sharpen_timers() -> None:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until ``moment`` of ``time.perf_counter``; returns at once where it has passed."""
-    left = moment - time.perf_counter()
+    """Sleeps until ``moment`` of ``time.perf_counter``; returns at once where it has passed.
+
+    A core that has slept wakes up late, so the thread wakes up before the moment and looks at the clock.
+    """
+    left = moment - _WAKING - time.perf_counter()
     if left > 0:
         time.sleep(left)
+    while time.perf_counter() < moment:
+        os.sched_yield()
 
 
 @dataclass

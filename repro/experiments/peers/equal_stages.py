@@ -38,7 +38,7 @@ def time_equal_stages(rank: int, tell: Tell, plan: EqualStages) -> dict[str, lis
         if plan.allows_1f1b:
             steps[ENGINE_1F1B] = _engine(plan, rank, mesh, "1f1b", stack)
             steps[TORCH_1F1B] = _torch_pipelining(plan, rank, Schedule1F1B)
-        return time_in_turns(steps, tell, rounds=plan.rounds, repeats=1, warm_up=plan.warm_up)
+        return time_in_turns(steps, tell, rounds=plan.rounds, repeats=plan.steps, warm_up=plan.warm_up)
 
 
 def _batch(plan: EqualStages) -> tuple[Tensor, Tensor]:

@@ -115,7 +115,7 @@ def parts(request: Request) -> list[SweepPart]:
                 time_equal_stages,
                 (plan,),
                 plan.num_stages,
-                3 + 0.4 * plan.num_stages + 1.1 * _count(plan) * plan.ideal * (plan.rounds + plan.warm_up),
+                3 + 0.4 * plan.num_stages + 1.1 * _count(plan) * plan.ideal * (plan.rounds * plan.steps + plan.warm_up),
             )
         )
     return made
@@ -239,7 +239,7 @@ def _emulated_row(plan: EqualStages) -> Row:
         metric="step_time",
         value=0.0,
         unit="s",
-        params={"part": EMULATED, "threads_per_process": 1, **asdict(plan)},
+        params={"part": EMULATED, "threads_per_process": 1, "steps": plan.steps, **asdict(plan)},
     )
 
 
@@ -321,7 +321,7 @@ def _lasts(plan: EqualStages, seconds: Mapping[str, Sequence[float]]) -> Check:
 TARGET = Target(
     name="peers",
     summary="This engine beside torch.distributed.pipelining, torchgpipe and a bare isend/irecv loop: step times.",
-    minutes={"smoke": 0.4, "laptop": 11},
+    minutes={"smoke": 0.5, "laptop": 13},
     parts=parts,
     rows=rows,
     add_options=add_options,
