@@ -1,4 +1,4 @@
-"""The Lightning strategy: ranks, stages, data, optimizers and checkpoints of a pipeline.
+"""The Lightning strategy: stages, data and optimizers of a pipeline.
 
 Methods stand in the order of Lightning's ``ParallelStrategy`` and ``DDPStrategy``.
 """
@@ -6,32 +6,20 @@ Methods stand in the order of Lightning's ``ParallelStrategy`` and ``DDPStrategy
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.strategies import _StrategyRegistry
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
-from lightning.fabric.utilities.distributed import (
-    ReduceOp,
-    _get_default_process_group_backend_for_device,
-    _init_dist_connection,
-    _sync_ddp_if_available,
-)
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.strategy import TBroadcast
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -39,24 +27,16 @@ from typing_extensions import override
 from repro.errors import UserError
 from repro.schedules import Schedule, make_schedule
 
-from .batch_count import BatchCount, open_batch
+from .batch_count import open_batch
 from .building import Measure, build_layers
+from .checkpointed_strategy import CheckpointedStrategy
 from .checks import check_module, check_options, check_parameters, check_replicas, check_run
 from .clocks import gather_trace
 from .decisions import announce_decisions
 from .engine import Engine
-from .failure import PipelineError, StageError, describe
-from .gathering import (
-    MetricStates,
-    OptimizerLayout,
-    gather_gradients,
-    gather_module_state,
-    load_module_state,
-    share_weights,
-)
+from .gathering import MetricStates, OptimizerLayout, share_weights
 from .gradients import clip_grad_norm, share_overflow, sum_over_replicas
 from .launcher import CheckingLauncher
-from .mesh import PipelineMesh
 from .microbatch import Boundary, check_boundary, gather
 from .pipeline_module import PipelineModule, PipelineRunner
 from .profiling import micro_batch_rows_of
@@ -71,17 +51,13 @@ from .reading import (
     is_placeholder,
 )
 from .results import StepResult, Totals
-from .schedulers import due_steps, make_up_for
 from .sender import Sender
 from .stage_memory import StageLimit
 from .tracing import Event
-from .wire import TalkingTo
 from .workers import end_workers_with_rank
 
-_CHECKPOINT_KEY = "gpipe"
 
-
-class GPipeStrategy(ParallelStrategy, PipelineRunner):
+class GPipeStrategy(CheckpointedStrategy, PipelineRunner):
     """Trains a ``PipelineModule`` as a pipeline of stages over micro-batches (GPipe, arXiv 1811.06965).
 
     With as many processes as K x D, each stage has a process (V stages with virtual stages); with one process
@@ -133,6 +109,9 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
         super().__init__(
+            num_stages,
+            data_parallel_size,
+            timeout,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -149,51 +128,21 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             data_parallel_size=data_parallel_size,
             stage_memory=stage_memory,
         )
-        self._asked_stages = num_stages
         self._asked_micro_batches = num_micro_batches
         self._schedule = schedule
         self._num_virtual_stages = num_virtual_stages
         self._remat = remat
         self._rule = partition
         self._stage_memory = stage_memory
-        self._data_parallel_size = data_parallel_size
         self._virtual_devices = virtual_devices
         self._trace = trace
         self._asked_seed = seed
-        self._timeout = timeout
-        self._num_nodes = 1
-        self._seed = 0
-        self._mesh: PipelineMesh | None = None
         self._engine: Engine | None = None
         self._sender = Sender()
         self._partition: tuple[int, ...] | None = None
         self._own: tuple[int, ...] = ()
-        self._last_rank = 0
-        self._layouts: list[OptimizerLayout] = []
-        self._count = BatchCount()
-        self._resume: dict[str, Any] = {}
-        self._resumption = Resumption()
         self._accumulating = False
         self._announced = False
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines; set by the Trainer."""
-        return self._num_nodes
-
-    @num_nodes.setter
-    def num_nodes(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
-
-    @property
-    def num_processes(self) -> int:
-        """Processes on this machine."""
-        return len(self.parallel_devices) if self.parallel_devices is not None else 1
-
-    @property
-    def num_stages(self) -> int:
-        """K."""
-        return self._asked_stages or self._num_ranks // self._data_parallel_size
 
     @property
     def num_micro_batches(self) -> int:
@@ -208,11 +157,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         return self._engine
 
     @property
-    def mesh(self) -> PipelineMesh | None:
-        """The ranks; None where all stages run in one process."""
-        return self._mesh
-
-    @property
     def traces(self) -> bool:
         """Whether steps are recorded."""
         return self._trace
@@ -223,12 +167,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         if self._partition is None:
             raise RuntimeError("the partition is known only once the model is built")
         return self._partition
-
-    @property
-    @override
-    def root_device(self) -> torch.device:
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
 
     @property
     @override
@@ -277,23 +215,8 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self._num_ranks > 1:
-            # No reset_seed as in DDP: the reading rank goes on drawing what one process would.
-            self.set_world_ranks()
-            backend = _get_default_process_group_backend_for_device(self.root_device)
-            device_id = self.root_device if self.root_device.type != "cpu" else None
-            _init_dist_connection(self.cluster_environment, backend, timeout=self._timeout, device_id=device_id)  # type: ignore[arg-type]
-            if self._mesh is None:
-                self._mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
         seed = torch.initial_seed() if self._asked_seed is None else self._asked_seed
         self._seed = int(self.broadcast(seed))
-
-    def set_world_ranks(self) -> None:
-        """Tells cluster environment and logging who this process is."""
-        assert self.cluster_environment is not None
-        self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-        self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     @override
     def build(self, module: PipelineModule) -> None:
@@ -514,108 +437,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         with self._mesh_explaining():
             return clip_grad_norm(parameters, max_norm, norm_type, self._mesh)
 
-    @override
-    def barrier(self, name: str | None = None) -> None:
-        if self._num_ranks > 1 and dist.is_initialized() and not self._has_failed:
-            with self._explaining():
-                dist.barrier()
-
-    @override
-    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        if self._num_ranks == 1 or not dist.is_initialized() or self._has_failed:
-            return obj
-        holder = [obj]
-        with self._explaining():
-            dist.broadcast_object_list(holder, src)
-        return holder[0]
-
-    @override
-    def reduce(
-        self, tensor: Tensor | Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
-    ) -> Tensor | Any:
-        with self._explaining():
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op) if isinstance(tensor, Tensor) else tensor
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return self.module_state_dict(self._module)
-
-    def module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """The unsplit state dict of the module that is trained or of a copy of it, on the first rank; empty elsewhere.
-
-        Every rank must call it.
-        """
-        if self._has_failed:
-            return {}
-        with self._connected() as mesh:
-            return gather_module_state(module, mesh, self._last_rank)
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        if self._has_failed:
-            return {}
-        plain = getattr(optimizer, "_optimizer", optimizer)
-        with self._connected() as mesh:
-            which = self.optimizers.index(plain)
-            self._layouts[which] = self._layouts[which].with_new_groups(plain)
-            return self._layouts[which].gather(plain, mesh)
-
-    @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        if self._has_failed:
-            rank_zero_warn(
-                f"{filepath} is not saved: an exception has ended the run, so not all {self._num_ranks} processes are "
-                "there to give their part of the state"
-            )
-            return
-        loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-        state = {
-            "seed": self._seed,
-            **self._count.state(self._module.trainer),
-            # Plain Lightning refuses the state of a loader that it does not have, so it is kept here.
-            "loaders": loops.pop("combined_loader", []),
-            "gradients": self._window_gradients(),
-            "due_steps": due_steps(self._module.trainer),
-        }
-        checkpoint[_CHECKPOINT_KEY] = state
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    @override
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self._resume = checkpoint.get(_CHECKPOINT_KEY, {})
-        self._resumption = Resumption(self._resume.get("loaders", ()))
-        return checkpoint
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        load_module_state(self._module, checkpoint["state_dict"], strict=strict)
-
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        for optimizer, layout, state in zip(
-            self.optimizers, self._layouts, checkpoint["optimizer_states"], strict=True
-        ):
-            layout.load(optimizer, state)
-        _optimizers_to_device(self.optimizers, self.root_device)
-
-    @override
-    def on_train_start(self) -> None:
-        gradients = self._resume.get("gradients", {})
-        make_up_for(self._resume.get("due_steps", {}), self._module.trainer)
-        self._resume = {}
-        if self._mesh is not None and self._mesh.replica != 0:
-            return  # they are the sum over the replicas
-        for name, parameter in self._module.named_parameters():
-            if name in gradients and not parameter.is_meta:
-                parameter.grad = gradients[name].to(parameter.device, parameter.dtype)
-
-    @override
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # At the end of an epoch that was resumed Lightning leaves schedulers that follow a metric alone, in case that
-        # the metric is not there; once the epoch has gone on it is.
-        self._module.trainer.fit_loop._restarting = False
-
     def gather_trace(self) -> list[Event]:
         """When each action of the last step ran, on all ranks of this replica, on its first rank (empty elsewhere).
 
@@ -623,11 +444,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         """
         with self._explaining():
             return list(gather_trace(self.engine.recorder, self._mesh).actions)
-
-    @override
-    def on_exception(self, exception: BaseException) -> None:
-        if self._mesh is not None and not isinstance(exception, PipelineError | StageError):
-            self._mesh.watchdog.report(f"rank {self.global_rank}: {describe(exception)}")
 
     @override
     def teardown(self) -> None:
@@ -655,24 +471,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         )
 
     @property
-    def _num_ranks(self) -> int:
-        if self.cluster_environment is not None and self.cluster_environment.creates_processes_externally:
-            return self.cluster_environment.world_size()
-        return self._num_nodes * self.num_processes
-
-    @property
-    def _has_failed(self) -> bool:
-        """Whether an exception ends a run of several processes: no two of them are at the same place any more."""
-        trainer = None if self._lightning_module is None else self._lightning_module._trainer
-        return self._num_ranks > 1 and trainer is not None and trainer.state.status == TrainerStatus.INTERRUPTED
-
-    @property
-    def _module(self) -> PipelineModule:
-        module = self.lightning_module
-        assert isinstance(module, PipelineModule)
-        return module
-
-    @property
     def _scaler(self) -> Any | None:
         return getattr(self.precision_plugin, "scaler", None)
 
@@ -681,32 +479,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
         if self._mesh is None and self._virtual_devices is not None:
             return [torch.device(device) for device in self._virtual_devices]
         return [self.root_device] * (self.num_stages * self._num_virtual_stages)
-
-    @property
-    def _window_is_open(self) -> bool:
-        trainer = self._module.trainer
-        return trainer.state.fn == TrainerFn.FITTING and trainer.fit_loop._should_accumulate()
-
-    def _window_gradients(self) -> dict[str, Tensor]:
-        """The gradients of an accumulation window that is open, on the first rank."""
-        fitting = self._module.trainer.state.fn == TrainerFn.FITTING
-        if not self._window_is_open and not (fitting and open_batch(self._module.trainer)):
-            return {}
-        with self._connected() as mesh:
-            return gather_gradients(self._module, mesh)
-
-    @contextmanager
-    def _connected(self) -> Generator[PipelineMesh | None, None, None]:
-        """The mesh; opened for the moment where a checkpoint is saved after the run."""
-        if self._mesh is not None or self._num_ranks == 1:
-            with self._mesh_explaining():
-                yield self._mesh
-            return
-        mesh = PipelineMesh(self.num_stages, self._data_parallel_size, self.root_device)
-        try:
-            yield mesh
-        finally:
-            mesh.close()
 
     def _timed(self, measure: Measure) -> list[float]:
         """The seconds that the layers take on the first rank, on every rank."""
@@ -749,15 +521,6 @@ class GPipeStrategy(ParallelStrategy, PipelineRunner):
             check_boundary(inputs, "the inputs of split_batch(batch)"),
             None if targets is None else check_boundary(targets, "the targets of split_batch(batch)"),
         )
-
-    @contextmanager
-    def _explaining(self) -> Generator[None, None, None]:
-        """Around collectives over all ranks: an error is told as the failure that it is due to."""
-        with self._mesh_explaining(), TalkingTo(None):
-            yield
-
-    def _mesh_explaining(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._mesh is None else self._mesh.explaining()
 
     @contextmanager
     def _in_pipeline(self) -> Generator[None, None, None]:
