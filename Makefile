@@ -56,15 +56,15 @@ reproduce: $(STAMP) ## 9 | both models through the pipeline and unsplit, side by
 # By claim ...
 throughput: table2 table3 ## 12 | Tables 2 and 3: simulated, emulated and measured beside the paper
 
-memory: table1 ## 2 | Table 1: the largest model and its memory
+memory: table1 ## 4 | Table 1: the largest model and its memory
 
 accuracy: $(ACCURACY) ## 34 | Tables 4 and 5, Figures 1 and 3, deep models: both tasks, trained (at small scale)
 
 # ... and by place in the paper.
-table1: ## 2 | the largest model that fits, counted, predicted and measured
+table1: ## 4 | the largest model that fits, counted, predicted and measured
 table2: ## 9 | throughput over K and M
 table3: ## 3 | throughput over a slow link
-remat: ## 7 | what re-materialization costs and saves
+remat: ## 6 | what re-materialization costs and saves
 breakdown: ## 1 | where the time of a step goes
 bubble: ## 3 | the bubble over K and M, and what M costs
 figure2: ## 1 | naive model parallelism against the pipeline, from real traces
