@@ -98,8 +98,7 @@ class _Inbox:
 
     def wait(self, posted: _Posted) -> None:
         """Waits until the message is there."""
-        if posted.works:
-            wait_for(posted.works, self.source)
+        wait_for(posted.works, self.source)
 
 
 class ProcessTransport(LocalTransport):
@@ -233,8 +232,7 @@ class ProcessTransport(LocalTransport):
             received = inbox.posted.pop(message)
             self._post_ahead(inbox, message)
             inbox.wait(received)
-            if received.place is not None:
-                self._confirm(inbox, received)
+            self._confirm(inbox, received)
             carried.note(received.values)
         return received
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import time
@@ -108,10 +109,8 @@ class Sender:
         with self._waiting:
             while self._pending:
                 work, sent, changed = self._pending[0]
-                try:  # noqa: SIM105  (a call less)
+                with contextlib.suppress(RuntimeError):  # a broken connection; the next receive meets it as well
                     work.wait()
-                except RuntimeError:  # a broken connection; the next receive meets it as well
-                    pass
                 self._has_changed |= changes(sent) != changed
                 self._pending.popleft()
                 self._bytes_arrived += sent.nbytes

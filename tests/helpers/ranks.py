@@ -191,8 +191,10 @@ def fresh_ranks(
                         results[rank] = None
                 else:
                     ends[left[item]] = time.monotonic() - start  # type: ignore[index]
+        # All at once: who is waited for before the others are killed, they see end, and end by themselves.
         for rank in timed_out:
             ranks.processes[rank].kill()
+        for rank in timed_out:
             ranks.processes[rank].join(10)
         return [
             RankEnd(
