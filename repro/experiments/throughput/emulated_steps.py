@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,7 @@ from .cells import LARGEST_MESSAGE, Setting, TableCell, message_row_bytes
 
 _WAIT = 0.005
 _ROUNDS = 40
+_SMALLEST_MESSAGE = 64
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def emulate(rank: int, tell: Tell, plan: EmulatedPlan) -> dict[str, Any]:
     """Runs the cells of a plan on K ranks.
 
     Returns:
-        ``latency`` (s), ``bandwidth`` (bytes/s) of messages and ``overshoot`` (s) of waits, measured before the steps;
+        ``latency`` (s), ``bandwidth`` (bytes/s) of messages and ``overshoot`` (s) of waits, measured before and after
+        the steps: whatever else the machine does only adds to them, so the smaller one counts;
         ``steps``: for each cell and remat, the seconds of each step, from the first rank's start to the last one's end.
     """
     sharpen_timers()
@@ -54,7 +56,7 @@ def emulate(rank: int, tell: Tell, plan: EmulatedPlan) -> dict[str, Any]:
     num_stages = plan.cells[0].num_stages
     mesh = PipelineMesh(num_stages)
     try:
-        found: dict[str, Any] = {"overshoot": _overshoot(), **_message_costs(rank)}
+        before = _HostCosts.measured(rank)
         steps: list[dict[str, Any]] = []
         total = len(plan.cells) * len(plan.remats)
         gc.collect()
@@ -64,8 +66,13 @@ def emulate(rank: int, tell: Tell, plan: EmulatedPlan) -> dict[str, Any]:
                 tell(len(steps) / total, f"K={num_stages} M={cell.num_micro_batches}, remat {remat}")
                 seconds = _run(rank, mesh, plan, cell, remat)
                 steps.append({"num_micro_batches": cell.num_micro_batches, "remat": remat, "seconds": seconds})
-        dist.barrier()
-        return {**found, "steps": steps}
+        host = before.or_less(_HostCosts.measured(rank))
+        return {
+            "latency": host.small_message,
+            "bandwidth": host.bandwidth,
+            "overshoot": host.overshoot,
+            "steps": steps,
+        }
     finally:
         gc.enable()
         mesh.close()
@@ -105,23 +112,47 @@ def _run(rank: int, mesh: PipelineMesh, plan: EmulatedPlan, cell: TableCell, rem
         engine.close()
 
 
+@dataclass(frozen=True)
+class _HostCosts:
+    """What a wait and a message cost on this machine beside what they emulate, in seconds.
+
+    Attributes:
+        overshoot: by which a wait is late while every rank waits: the median on this rank.
+        small_message: from rank 0 to rank 1; 0 on the others.
+        large_message: likewise, of the largest size that is sent.
+    """
+
+    overshoot: float
+    small_message: float
+    large_message: float
+
+    @classmethod
+    def measured(cls, rank: int) -> _HostCosts:
+        """All ranks must call."""
+        dist.barrier()
+        overshoot = _overshoot()
+        small, large = (_one_way(rank, size) for size in (_SMALLEST_MESSAGE, LARGEST_MESSAGE))
+        dist.barrier()
+        return cls(overshoot, small, large)
+
+    def or_less(self, other: _HostCosts) -> _HostCosts:
+        """The smaller one of each."""
+        return _HostCosts(*map(min, astuple(self), astuple(other)))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        # On a busy machine the large message may happen to be the faster one.
+        return LARGEST_MESSAGE / max(self.large_message - self.small_message, 1e-6)
+
+
 def _overshoot() -> float:
-    """Seconds by which a wait is late while every rank waits: the median on this rank."""
-    dist.barrier()
     late = []
     for _ in range(_ROUNDS):
         due = time.perf_counter() + _WAIT
         wait_until(due)
         late.append(time.perf_counter() - due)
     return median(late)
-
-
-def _message_costs(rank: int) -> dict[str, float]:
-    """Latency and bandwidth of messages between the first two ranks, by sending two sizes back and forth."""
-    small, large = (_one_way(rank, size) for size in (64, LARGEST_MESSAGE))
-    dist.barrier()
-    # On a busy machine the large message may happen to be the faster one.
-    return {"latency": small, "bandwidth": LARGEST_MESSAGE / max(large - small, 1e-6)}
 
 
 def _one_way(rank: int, size: int) -> float:

@@ -36,7 +36,7 @@ STEP, RATIO, IDEAL, OFF, IMBALANCE, LINK = (
     "link_share",
 )
 _ROUNDING = 0.02
-"""By how much what was measured before a step, latency and lateness of waits, may be above what it was in the step."""
+"""By how much what was measured around the steps, latency and lateness of waits, may be above what it was in them."""
 
 Key = tuple[int, int, str]
 
