@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXPERIMENTS_MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": set(),
     "costs": {"sweeps"},
-    "emulation": {"costs"},
+    "emulation": {"sweeps", "costs"},
     "peers": {"sweeps", "costs", "emulation"},
     "traces": {"sweeps", "costs", "emulation", "peers"},
     "throughput": {"sweeps", "costs", "emulation"},

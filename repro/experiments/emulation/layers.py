@@ -6,9 +6,6 @@ messages of eight stages. What is emulated is how long layers and links take, no
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,33 +17,7 @@ from torch import Tensor, nn
 from repro.gpipe import is_recomputing
 
 from ..costs.link import Link
-
-_PR_SET_TIMERSLACK = 29
-_NANOSECOND = 1
-
-_WAKING = 120e-6
-"""Seconds by which nearly every sleep is too long at most, also on a virtual machine."""
-
-
-def sharpen_timers() -> None:
-    """Has the waits of this thread end when they should: Linux adds 50 us to those of ordinary threads.
-
-    Elsewhere nothing happens. A rank that emulates calls it once, at its start.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _NANOSECOND, 0, 0, 0)
-
-
-def wait_until(moment: float) -> None:
-    """Sleeps until ``moment`` of ``time.perf_counter``; returns at once where it has passed.
-
-    A core that has slept wakes up late, so the thread wakes up before the moment and looks at the clock.
-    """
-    left = moment - _WAKING - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-    while time.perf_counter() < moment:
-        os.sched_yield()
+from ..sweeps.timers import wait_until
 
 
 @dataclass
@@ -76,6 +47,9 @@ class Pace:
 
 class TimedLayer(nn.Module):
     """A layer that hands its input on, and takes as long over it as it is told.
+
+    As in a profile of real layers, F begins when the layer is called and ends when the call returns: its place in the
+    graph is made meanwhile. B is what its node in the graph takes.
 
     Its only parameter has no element and gets no gradient; it is there so that B has something to do on the first
     stage, as in a real model. Nothing is waited for on the meta device.
@@ -107,29 +81,35 @@ class TimedLayer(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """Any tensor to the same tensor."""
+        launched = self._launch(self.forward_seconds, value)
         passed: Tensor = _Timed.apply(value, self.parameter, self)
+        if launched and self.joins_forward:
+            self.pace.join()
         return passed
 
-    def run(self, seconds: float, value: Tensor, *, join: bool) -> None:
-        """Takes ``seconds`` for each row of ``value``."""
-        if value.device.type == "meta":
-            return
-        self.pace.launch(seconds * value.shape[0])
-        if join:
+    def take_backward(self, gradient: Tensor) -> None:
+        """Takes the time of B."""
+        if self._launch(self.backward_seconds, gradient) and self.joins_backward:
             self.pace.join()
+
+    def _launch(self, seconds: float, value: Tensor) -> bool:
+        """Gives the device ``seconds`` to do for each row of ``value``; False where it is none."""
+        if value.is_meta:
+            return False
+        self.pace.launch(seconds * value.shape[0])
+        return True
 
 
 class _Timed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, parameter: Tensor, layer: TimedLayer) -> Tensor:
         ctx.layer = layer
-        layer.run(layer.forward_seconds, value, join=layer.joins_forward)
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        ctx.layer.run(ctx.layer.backward_seconds, gradient, join=ctx.layer.joins_backward)
+        ctx.layer.take_backward(gradient)
         return gradient, None, None
 
 

@@ -18,8 +18,9 @@ from repro.gpipe import Engine
 from repro.gpipe.mesh import PipelineMesh
 
 from ..costs.workload import BARE_LOOP, ENGINE, ENGINE_1F1B, TORCH, TORCH_1F1B, EqualStages
-from ..emulation.layers import boundary_rows, equal_stage, sharpen_timers
+from ..emulation.layers import boundary_rows, equal_stage
 from ..sweeps.ranks import Tell
+from ..sweeps.timers import sharpen_timers
 from ..sweeps.turns import Step, time_in_turns
 
 

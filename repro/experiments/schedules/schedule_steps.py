@@ -17,9 +17,10 @@ from repro.gpipe.mesh import PipelineMesh
 from repro.gpipe.tracing import Recorder
 from repro.schedules import Action
 
-from ..emulation.layers import Pace, boundary_rows, sharpen_timers, sum_of_outputs
+from ..emulation.layers import Pace, boundary_rows, sum_of_outputs
 from ..emulation.split import SplitLayer
 from ..sweeps.ranks import Tell
+from ..sweeps.timers import sharpen_timers
 from ..sweeps.turns import balanced_orders
 from ..traces.bubbles import measured_bubble
 from ..traces.schedule_costs import traced_costs

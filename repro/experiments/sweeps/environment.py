@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .timers import keeps_cores_awake
+
 ROOT = Path(__file__).resolve().parents[3]
 CODE = ("repro", "configs")
 PACKAGES = ("torch", "torchvision", "lightning", "numpy", "sacrebleu", "sentencepiece")
@@ -24,6 +26,7 @@ def describe_run(command: str, device: str) -> dict[str, Any]:
         "device": device,
         "device_name": device_name(device),
         "cores": usable_cores(),
+        "emulates_on_cores_kept_awake": keeps_cores_awake(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},

@@ -15,8 +15,9 @@ from repro.gpipe import Engine
 from repro.gpipe.mesh import PipelineMesh
 from repro.planning import partition
 
-from ..emulation.layers import Pace, boundary_rows, emulated_stage, sharpen_timers, sum_of_outputs, wait_until
+from ..emulation.layers import Pace, boundary_rows, emulated_stage, sum_of_outputs
 from ..sweeps.ranks import Tell
+from ..sweeps.timers import sharpen_timers, wait_until
 from .cells import LARGEST_MESSAGE, Setting, TableCell, message_row_bytes
 
 _WAIT = 0.005

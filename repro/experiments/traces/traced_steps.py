@@ -23,9 +23,10 @@ from repro.planning import partition
 from ..costs.layer_costs import counted_flops
 from ..costs.scaled_down import SmallTransformer, cross_entropy
 from ..costs.workload import Workload
-from ..emulation.layers import TimedLayer, boundary_rows, equal_stage, sharpen_timers, sum_of_outputs
+from ..emulation.layers import TimedLayer, boundary_rows, equal_stage, sum_of_outputs
 from ..peers import ways as peers
 from ..sweeps.ranks import Tell
+from ..sweeps.timers import sharpen_timers
 from .bubbles import measured_bubble, stage_costs
 from .step_plan import EqualWaits, StepCell, StepPlan, WaitsOf
 

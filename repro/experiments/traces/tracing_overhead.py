@@ -78,7 +78,8 @@ def time_tracing(rank: int, tell: Tell, plan: OverheadPlan) -> dict[str, Any]:
     from repro.gpipe import Engine
     from repro.gpipe.mesh import PipelineMesh
 
-    from ..emulation.layers import boundary_rows, equal_stage, sharpen_timers, sum_of_outputs
+    from ..emulation.layers import boundary_rows, equal_stage, sum_of_outputs
+    from ..sweeps.timers import sharpen_timers
     from ..sweeps.turns import Step, time_in_turns
 
     sharpen_timers()
