@@ -20,7 +20,7 @@ from .wire import BoundarySpec, Peer, spec_of, start_tensors
 class Coming(NamedTuple):
     """What the rank that reads data says of a step before it; a header is None where there is no such batch."""
 
-    mode: str
+    mode: Mode
     rows: int
     inputs: BoundarySpec | None
     targets: BoundarySpec | None
@@ -58,19 +58,19 @@ class Batches:
             told, counter = mesh.mail.receive_known(mesh.rank_of(mesh.pipeline_rank - 1))
             self._pass_on(mesh, told, counter)
             mesh.mail.post()
-            if told.mode != mode.value:
+            if told.mode is not mode:
                 raise UserError(
-                    f"rank {mesh.global_rank} was about to {mode.value} but the rank that reads data {told.mode}s"
+                    f"rank {mesh.global_rank} was about to {mode} but the rank that reads data {told.mode}s"
                 )
             return told, int.from_bytes(counter, "little", signed=True)
         coming = Coming(
-            mode.value,
+            mode,
             0 if inputs is None else count_rows(inputs, targets),
             None if inputs is None else spec_of(inputs),
             None if targets is None else spec_of(targets),
         )
         if mode is not Mode.PREDICT and coming.rows and coming.targets is None:
-            raise BatchError(f"{mode.value} needs targets; split_batch(batch) must return (inputs, targets)")
+            raise BatchError(f"{mode} needs targets; split_batch(batch) must return (inputs, targets)")
         return coming, batch_counter
 
     def announce(self, coming: Coming, batch_counter: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -123,7 +122,7 @@ class Engine:
         self._parameters = [p for stage in self.stages.values() for p in stage.parameters()]
         self._last = total_stages - 1
         self._device = by_stage[here[0]]
-        self._devices = tuple(dict.fromkeys(by_stage[stage] for stage in here))
+        self._generators = [generator(device) for device in dict.fromkeys(by_stage[stage] for stage in here)]
         self.recorder = Recorder(clocks_for(by_stage) if trace else None)
         self._sender = Sender()
         self._transport = (
@@ -208,53 +207,69 @@ class Engine:
     def _step(
         self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int, loss_scale: float = 1.0
     ) -> tuple[Totals, int, Boundary | None]:
-        with self._clean_step():
-            coming, batch_counter = self._batches.agree(mode, inputs, targets, batch_counter)
-            parts = micro_batch_rows(coming.rows, self.num_micro_batches)
-            step = Step(
-                mode,
-                self.stages,
-                self._transport,
-                self.recorder.running,
-                last=self._last,
-                rows=parts,
-                key=StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0),
-                remat=self._remat,
-                seed=loss_scale / coming.rows if coming.rows else 0.0,
-            )
-            self.recorder.clear()
-            if parts:
-                schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
-                step.inputs = self._batches.micro_batches(inputs, coming.inputs, 0, parts)
-                self._batches.hand_out(inputs, 0)
-                # After the inputs: NCCL would hold them back behind a receive from the same rank.
-                self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
-                step.targets = self._batches.micro_batches(targets, coming.targets, self._last, parts)
-            if self.mesh is not None and self.mesh.reads_data:
-                # Not before: the others, once they know, take time from this rank where they share its cores.
-                self._batches.announce(coming, batch_counter)
-            if parts:
-                for position, (rank, action) in enumerate(plan):
-                    try:
-                        if position == 0:
-                            step.prepare(planned for _, planned in plan)
-                        step.execute(rank, action)
-                        if position == 0 and self.mesh is not None and self.mesh.reads_data:
-                            # Not before: the next stage waits for the first action.
-                            self._batches.hand_out(targets, self._last)
-                            self.mesh.mail.post()
-                    except (StageError, PipelineError):
-                        raise
-                    except Exception as error:
-                        raise self._located(error, rank, action) from error
-                self._transport.finish()
-            totals = Totals() if mode is Mode.PREDICT else self._share(step.totals())
-            outputs = self._collect(step.outputs) if mode is Mode.PREDICT and parts else None
-            if mode is Mode.TRAIN:
-                reduce = self.mesh.sum_over_replicas if self.mesh and self.mesh.data_parallel_size > 1 else None
-                for stage in self.stages.values():
-                    stage.batch_norm.update(reduce)
-            return totals, coming.rows, outputs
+        """Totals, rows and predictions; random generators are as before, and a failed step leaves nothing behind."""
+        states = [drawn_from.get_state() for drawn_from in self._generators]
+        try:
+            return self._run(mode, inputs, targets, batch_counter, loss_scale)
+        except BaseException as error:
+            self._tell(error)
+            raise
+        finally:
+            for drawn_from, state in zip(self._generators, states, strict=True):
+                drawn_from.set_state(state)
+            self._transport.forget()
+            for stage in self.stages.values():
+                stage.forget()
+
+    def _run(
+        self, mode: Mode, inputs: Boundary | None, targets: Boundary | None, batch_counter: int, loss_scale: float
+    ) -> tuple[Totals, int, Boundary | None]:
+        coming, batch_counter = self._batches.agree(mode, inputs, targets, batch_counter)
+        parts = micro_batch_rows(coming.rows, self.num_micro_batches)
+        step = Step(
+            mode,
+            self.stages,
+            self._transport,
+            self.recorder.running,
+            last=self._last,
+            rows=parts,
+            key=StepKey(self.seed, batch_counter, self.mesh.replica if self.mesh else 0),
+            remat=self._remat,
+            seed=loss_scale / coming.rows if coming.rows else 0.0,
+        )
+        self.recorder.clear()
+        if parts:
+            schedule, plan = self._plan(len(parts), forward=mode is not Mode.TRAIN)
+            step.inputs = self._batches.micro_batches(inputs, coming.inputs, 0, parts)
+            self._batches.hand_out(inputs, 0)
+            # After the inputs: NCCL would hold them back behind a receive from the same rank.
+            self._transport.begin(schedule, parts, self.recorder, (mode, coming.rows, coming.inputs))
+            step.targets = self._batches.micro_batches(targets, coming.targets, self._last, parts)
+        if self.mesh is not None and self.mesh.reads_data:
+            # Not before: the others, once they know, take time from this rank where they share its cores.
+            self._batches.announce(coming, batch_counter)
+        if parts:
+            for position, (rank, action) in enumerate(plan):
+                try:
+                    if position == 0:
+                        step.prepare(planned for _, planned in plan)
+                    step.execute(rank, action)
+                    if position == 0 and self.mesh is not None and self.mesh.reads_data:
+                        # Not before: the next stage waits for the first action.
+                        self._batches.hand_out(targets, self._last)
+                        self.mesh.mail.post()
+                except (StageError, PipelineError):
+                    raise
+                except Exception as error:
+                    raise self._located(error, rank, action) from error
+            self._transport.finish()
+        totals = Totals() if mode is Mode.PREDICT else self._share(step.totals())
+        outputs = self._collect(step.outputs) if mode is Mode.PREDICT and parts else None
+        if mode is Mode.TRAIN:
+            reduce = self.mesh.sum_over_replicas if self.mesh and self.mesh.data_parallel_size > 1 else None
+            for stage in self.stages.values():
+                stage.batch_norm.update(reduce)
+        return totals, coming.rows, outputs
 
     def _collect(self, outputs: dict[int, Boundary]) -> Boundary | None:
         """Brings predictions from the last stage to the rank that reads data."""
@@ -301,27 +316,14 @@ class Engine:
             return type(error)(f"{where}: {error}")
         return StageError(f"{where}: {describe(error)}")
 
-    @contextmanager
-    def _clean_step(self) -> Iterator[None]:
-        """Puts the random generators back, leaves nothing of a failed step behind, and tells the other ranks of it."""
-        generators = [generator(device) for device in self._devices]
-        states = [drawn_from.get_state() for drawn_from in generators]
-        try:
-            yield
-        except BaseException as error:
-            if self.mesh is None or isinstance(error, PipelineError):
-                raise
-            if isinstance(error, ConnectionLost):
-                raise self.mesh.explained(error) from error
-            self.mesh.watchdog.report(
-                str(error)
-                if isinstance(error, StageError | UserError)
-                else f"rank {self.mesh.global_rank}: {describe(error)}"
-            )
-            raise
-        finally:
-            for drawn_from, state in zip(generators, states, strict=True):
-                drawn_from.set_state(state)
-            self._transport.forget()
-            for stage in self.stages.values():
-                stage.forget()
+    def _tell(self, error: BaseException) -> None:
+        """Tells the other ranks that this one has failed, where they do not know."""
+        if self.mesh is None or isinstance(error, PipelineError):
+            return
+        if isinstance(error, ConnectionLost):
+            raise self.mesh.explained(error) from error
+        self.mesh.watchdog.report(
+            str(error)
+            if isinstance(error, StageError | UserError)
+            else f"rank {self.mesh.global_rank}: {describe(error)}"
+        )

@@ -33,11 +33,12 @@ class Expectations:
     def begin(self, step: Hashable) -> None:
         """Starts a step; ``step`` is equal for two steps that should have the same headers."""
         same = step == self._step
-        self._expected = {
-            place: spec
-            for place, spec in self._learnt.items()
-            if same and place.stage not in self._unsteady and any(tensor.tells_absence for tensor in spec.tensors)
-        }
+        if not same or self._learnt != self._expected:
+            self._expected = {
+                place: spec
+                for place, spec in self._learnt.items()
+                if same and place.stage not in self._unsteady and any(tensor.tells_absence for tensor in spec.tensors)
+            }
         self._step, self._learnt = step, {}
 
     def get(self, place: Place) -> BoundarySpec | None:

@@ -88,7 +88,6 @@ class StepResult:
         """Has ``accumulate`` add nothing."""
         self._stash = {}
 
-    @torch.no_grad()
     def accumulate(self, factor: float = 1.0) -> None:
         """Adds ``factor`` x the gradients of the mean loss to ``.grad``; with D replicas, this replica's share of them.
 

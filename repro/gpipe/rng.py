@@ -18,16 +18,13 @@ import torch
 from repro.errors import UserError
 
 _64_BITS = 2**64 - 1
+_STEP = struct.Struct("<3Q")
 _PLACE = struct.Struct("<2Q")
 
 
 def mix(*parts: int) -> int:
     """Hashes integers (64 bits each) to 32 bits; the CPU generator uses no more of a seed."""
-    return _hashed(_packed(*parts))
-
-
-def _packed(*parts: int) -> bytes:
-    return struct.pack(f"<{len(parts)}Q", *(part & _64_BITS for part in parts))
+    return _hashed(struct.pack(f"<{len(parts)}Q", *(part & _64_BITS for part in parts)))
 
 
 def _hashed(data: bytes) -> int:
@@ -59,7 +56,7 @@ class StepKey:
 
     @cached_property
     def _start(self) -> bytes:
-        return _packed(self.seed, self.batch, self.replica)
+        return _STEP.pack(self.seed & _64_BITS, self.batch & _64_BITS, self.replica & _64_BITS)
 
 
 def generator(device: torch.device) -> torch.Generator:

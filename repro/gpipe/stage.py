@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -170,7 +171,7 @@ class Stage:
         self._flights[micro_batch] = flight
         if entered is None:
             entered = map_tensors(_enter_copy, inputs)
-        with torch.set_grad_enabled(not drop or not flight.learns), self.batch_norm.watching(record=True):
+        with _recording(not drop or not flight.learns), self.batch_norm.watching(record=True):
             outputs, report = self._run(flight, entered, targets, again=drop)
         if self.index and drop:
             flight.changed = changes_of(inputs)
@@ -246,6 +247,10 @@ class Stage:
         self._flights.clear()
         self.batch_norm.forget()
 
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        return generator(self.device)
+
     def _needs_gradient(self, inputs: Boundary) -> bool:
         return any(e is not None and e.requires_grad for e in elements(inputs)) or any(
             p.requires_grad for p in self._parameters
@@ -298,7 +303,7 @@ class Stage:
             return outputs, self._judge(outputs, given, flight.seeds, metrics=metrics)
 
     def _run_layers(self, value: Boundary, seeds: tuple[int, ...]) -> Boundary:
-        drawn_from = generator(self.device)
+        drawn_from = self._generator
         for seed, (index, layer) in zip(seeds, self.layers.items(), strict=False):
             drawn_from.manual_seed(seed)
             value = layer(value)
@@ -310,7 +315,7 @@ class Stage:
         self, outputs: Boundary, targets: Boundary, seeds: tuple[int, ...], *, metrics: bool = True
     ) -> MicroBatchReport:
         assert self.loss is not None
-        generator(self.device).manual_seed(seeds[-1])
+        self._generator.manual_seed(seeds[-1])
         loss_sum, count = self.loss(outputs, targets)
         if isinstance(count, Tensor) and count.requires_grad:
             raise UserError(
@@ -327,6 +332,11 @@ class Stage:
     def _seeds(self, key: StepKey, micro_batch: int) -> tuple[int, ...]:
         """One of each layer, and on the last stage one of the loss."""
         return tuple(key.layer(micro_batch, layer) for layer in self._draws)
+
+
+def _recording(enabled: bool) -> AbstractContextManager[Any]:
+    """Switches gradients on or off where they are not so already."""
+    return nullcontext() if torch.is_grad_enabled() == enabled else torch.set_grad_enabled(enabled)
 
 
 def _seeded(

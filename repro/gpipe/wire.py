@@ -221,7 +221,7 @@ def plain(tensor: Tensor) -> Tensor:
     """The tensor's values in memory as they are read, in order."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach().contiguous()
+    return (tensor.detach() if tensor.requires_grad else tensor).contiguous()
 
 
 def start_receive(into: Tensor, source: Peer, tag: int = 0) -> dist.Work:
