@@ -32,11 +32,16 @@ class _Mark(NamedTuple):
     value: int
 
 
-_MARKS = {
+_REAL_MARKS = {
     torch.bfloat16: _Mark(torch.int16, ctypes.c_int16, -0x5B),  # 0xFFA5
     torch.float16: _Mark(torch.int16, ctypes.c_int16, -0x25B),  # 0xFDA5
     torch.float32: _Mark(torch.int32, ctypes.c_int32, -0x5A5A5B),  # 0xFFA5A5A5
     torch.float64: _Mark(torch.int64, ctypes.c_int64, -0xA5A5A5A5A5A5B),  # 0xFFF5A5A5A5A5A5A5
+}
+_MARKS = _REAL_MARKS | {
+    torch.complex32: _REAL_MARKS[torch.float16],
+    torch.complex64: _REAL_MARKS[torch.float32],
+    torch.complex128: _REAL_MARKS[torch.float64],
 }
 """By dtype; a complex number is two floats."""
 
@@ -103,7 +108,7 @@ class TensorSpec(NamedTuple):
     @property
     def tells_absence(self) -> bool:
         """Whether ``absent`` differs from every tensor that could be sent."""
-        return self.dtype.to_real() in _MARKS and 0 not in self.shape
+        return self.dtype in _MARKS and 0 not in self.shape
 
 
 class BoundarySpec(NamedTuple):
@@ -152,7 +157,7 @@ def absent(spec: TensorSpec, device: torch.device) -> Tensor:
 
     A receive may be posted before anyone knows whether there is a gradient, so something must come.
     """
-    mark = _MARKS.get(spec.dtype.to_real())
+    mark = _MARKS.get(spec.dtype)
     if mark is None:
         return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
     words = spec.nbytes // mark.integers.itemsize
@@ -161,7 +166,7 @@ def absent(spec: TensorSpec, device: torch.device) -> Tensor:
 
 def is_absent(value: Tensor) -> bool:
     """Whether ``value`` came from ``absent``, and its dtype can tell (``TensorSpec.tells_absence``)."""
-    mark = _MARKS.get(value.dtype.to_real())
+    mark = _MARKS.get(value.dtype)
     if mark is None or not value.numel():
         return False
     words = value.detach().view(-1).view(mark.integers)
@@ -179,7 +184,7 @@ class AbsenceMark:
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
-        mark = _MARKS.get(value.dtype.to_real())
+        mark = _MARKS.get(value.dtype)
         readable = value.is_cpu and value.numel() > 0
         self._first = (mark.word.from_address(value.data_ptr()), mark.value) if mark is not None and readable else None
 
