@@ -33,8 +33,9 @@ from .wire import (
     wait_for,
 )
 
-_AHEAD = 2
-"""Receives that are always posted beyond the one that is needed now, so that messages arrive during arithmetic."""
+_AHEAD, _FEW = 4, 2
+"""Receives posted beyond the one that is needed now, so that messages arrive during arithmetic: when fewer than the
+second number are left, up to the first. Several at once take hardly longer than one."""
 
 
 @dataclass
@@ -237,7 +238,9 @@ class ProcessTransport(LocalTransport):
         return received
 
     def _post_ahead(self, inbox: _Inbox, message: Message) -> None:
-        """Posts what may be on its way when ``message`` is waited for."""
+        """Posts what may be on its way when ``message`` is waited for, unless enough is."""
+        if len(inbox.posted) >= _FEW:
+            return
         while inbox.unposted and inbox.count < self._windows[message] and self._post(inbox, may_wait=False):
             pass
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from repro.gpipe import is_recomputing
 
@@ -48,8 +49,8 @@ class Pace:
 class TimedLayer(nn.Module):
     """A layer that hands its input on, and takes as long over it as it is told.
 
-    As in a profile of real layers, F begins when the layer is called and ends when the call returns: its place in the
-    graph is made meanwhile. B is what its node in the graph takes.
+    As in a profile of real layers, F lasts until the call of the layer returns, and B until autograd's pass is over:
+    what both take in PyTorch itself runs meanwhile.
 
     Its only parameter has no element and gets no gradient; it is there so that B has something to do on the first
     stage, as in a real model. Nothing is waited for on the meta device.
@@ -59,7 +60,7 @@ class TimedLayer(nn.Module):
         backward: seconds a row in B.
         pace: shared by the layers of a process.
         joins_forward: whether F is over when ``forward`` returns; inside a stage the next layer need not wait for it.
-        joins_backward: likewise of B.
+        joins_backward: likewise whether B is over when autograd's pass is.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TimedLayer(nn.Module):
     def take_backward(self, gradient: Tensor) -> None:
         """Takes the time of B."""
         if self._launch(self.backward_seconds, gradient) and self.joins_backward:
-            self.pace.join()
+            Variable._execution_engine.queue_callback(self.pace.join)
 
     def _launch(self, seconds: float, value: Tensor) -> bool:
         """Gives the device ``seconds`` to do for each row of ``value``; False where it is none."""
@@ -189,7 +190,8 @@ class _Channel:
     def charge(self, value: Tensor) -> float:
         """When a message with the rows of ``value`` arrives that is sent now."""
         factor = self._pace.factor
-        begun = max(self._free, time.perf_counter())
+        # What is sent is there when the device has done what it was given.
+        begun = max(self._free, self._pace.free, time.perf_counter())
         self._free = begun + factor * self._link.occupancy(self._row_bytes * value.shape[0])
         return self._free + factor * self._link.latency
 
