@@ -46,6 +46,9 @@ _KIB = 1024
 _MAX_STAGES = 16
 _MANY = 16
 
+_SHORT = 120
+"""Micro-batches that all rounds of a way of real layers come to at least."""
+
 
 @dataclass(frozen=True)
 class _Scale:
@@ -96,13 +99,14 @@ def parts(request: Request) -> list[SweepPart]:
     made = []
     for micro_batches in scale.real:
         workload, names = Workload(num_micro_batches=micro_batches), _ways()
-        seconds = 5 + 0.04 * micro_batches * len(names) * (scale.real_plan.rounds + 3)
+        speed = _speed_plan(scale, micro_batches)
+        seconds = 5 + 0.04 * micro_batches * len(names) * (speed.rounds + 3)
         made.append(
             SweepPart(
                 _real(micro_batches),
                 f"real layers, K={NUM_STAGES}, M={micro_batches}",
                 time_ways,
-                (workload, scale.real_plan, names),
+                (workload, speed, names),
                 NUM_STAGES,
                 seconds,
             )
@@ -130,7 +134,7 @@ def rows(request: Request, results: Mapping[str, Any]) -> tuple[list[Row], list[
         seconds = results.get(_real(micro_batches))
         if seconds is not None:
             workload = Workload(num_micro_batches=micro_batches)
-            made += _rows_of(_real_row(workload, scale.real_plan), seconds)
+            made += _rows_of(_real_row(workload, _speed_plan(scale, micro_batches)), seconds)
             checks += _real_checks(workload, seconds) if scale.judged else []
     for plan in _plans(scale):
         seconds = results.get(_emulated(plan))
@@ -180,6 +184,12 @@ def _scale(request: Request) -> _Scale:
 def _ways() -> tuple[str, ...]:
     installed = importlib.util.find_spec("torchgpipe") is not None
     return (ENGINE, ENGINE_1F1B, BARE_LOOP, TORCH, TORCH_1F1B, ONE_PROCESS, *([TORCHGPIPE] if installed else []))
+
+
+def _speed_plan(scale: _Scale, micro_batches: int) -> SpeedPlan:
+    """More rounds of short steps, whose ratios scatter more."""
+    plan = scale.real_plan
+    return replace(plan, rounds=max(plan.rounds, _SHORT // micro_batches)) if scale.judged else plan
 
 
 def _plans(scale: _Scale) -> list[EqualStages]:
