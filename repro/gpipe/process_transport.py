@@ -33,9 +33,8 @@ from .wire import (
     wait_for,
 )
 
-_AHEAD, _FEW = 4, 2
-"""Receives posted beyond the one that is needed now, so that messages arrive during arithmetic: when fewer than the
-second number are left, up to the first. Several at once take hardly longer than one."""
+_AHEAD = 2
+"""Receives that are always posted beyond the one that is needed now, so that messages arrive during arithmetic."""
 
 
 @dataclass
@@ -238,9 +237,7 @@ class ProcessTransport(LocalTransport):
         return received
 
     def _post_ahead(self, inbox: _Inbox, message: Message) -> None:
-        """Posts what may be on its way when ``message`` is waited for, unless enough is."""
-        if len(inbox.posted) >= _FEW:
-            return
+        """Posts what may be on its way when ``message`` is waited for."""
         while inbox.unposted and inbox.count < self._windows[message] and self._post(inbox, may_wait=False):
             pass
 
